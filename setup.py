@@ -1,0 +1,74 @@
+"""The extension modules and how they are compiled; everything declarative is in pyproject.toml.
+
+SHARDCORE_DEBUG=1 compiles the same kernels with bounds checks.
+"""
+
+import os
+import platform
+
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+DEBUG = os.environ.get("SHARDCORE_DEBUG", "0") != "0"
+
+CORE = "shardcore._core"
+UTILITY = f"{CORE}._cyutility"  # memoryview support code, compiled once for all kernels
+KERNELS = ["cpu", "offsets", "slices", "partition", "occurrences", "random"]
+
+# One body (a .pxi) compiled for several instruction sets; the best that runs here is picked when
+# the store is imported. Floating contraction is off in all of them, so all of them agree bit for bit.
+BODIES = {
+    f"{CORE}.rows": "shardcore/_core/rows",
+    "shardcore_optimizers._update": "plugins/shardcore_optimizers/_update",
+}
+INSTRUCTION_SETS = {"baseline": []}
+if platform.machine().lower() in ("x86_64", "amd64"):
+    INSTRUCTION_SETS["v3"] = ["-march=x86-64-v3"]
+    INSTRUCTION_SETS["v4"] = ["-march=x86-64-v4", "-mprefer-vector-width=512"]
+
+UNIX_FLAGS = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
+
+
+class BuildExt(build_ext):
+    """Add compiler flags once the compiler is known."""
+
+    def build_extensions(self) -> None:
+        """Give every extension the flags of its instruction set, where the compiler takes them."""
+        if self.compiler.compiler_type == "unix":
+            for extension in self.extensions:
+                name = extension.name.rsplit("_", 1)[-1]
+                extension.extra_compile_args = UNIX_FLAGS + INSTRUCTION_SETS.get(name, [])
+        super().build_extensions()
+
+
+def kernel(name: str, source: str, **options: object) -> Extension:
+    """Return one extension module of the distribution."""
+    return Extension(name, [source], include_dirs=["shardcore/_core"], **options)
+
+
+extensions = [kernel(UTILITY, "shardcore/_core/_cyutility.c")]
+extensions += [kernel(f"{CORE}.{name}", f"shardcore/_core/{name}.pyx") for name in KERNELS]
+extensions += [
+    kernel(f"{module}_{name}", f"{path}_{name}.pyx", depends=[f"{path}.pxi"])
+    for module, path in BODIES.items()
+    for name in INSTRUCTION_SETS
+]
+
+setup(
+    cmdclass={"build_ext": BuildExt},
+    ext_modules=cythonize(
+        extensions,
+        shared_utility_qualified_name=UTILITY,
+        include_path=["shardcore/_core", "plugins/shardcore_optimizers"],
+        compiler_directives={
+            "language_level": 3,
+            "boundscheck": DEBUG,
+            "initializedcheck": DEBUG,
+            "wraparound": False,
+            "cdivision": True,  # C division: the faces refuse zero divisors
+            "embedsignature": True,
+            "freethreading_compatible": True,
+        },
+    ),
+)

@@ -1,0 +1,96 @@
+"""Element types of tables: which exist, and in which type their rows are combined.
+
+float32 and float64 rows are combined in their own type, the two short types in float32.
+bfloat16 is not a NumPy type; it comes from ml_dtypes, an extra that is imported only when asked for.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from shardcore.errors import ShardcoreTypeError, UnavailableError
+
+__all__ = ["as_dtype", "table_dtype", "working_dtype", "row_bytes", "KIND_OF", "TABLE_DTYPES"]
+
+KIND_OF: Final = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 3, "int32": 4, "int64": 5}
+"""Name of a dtype -> its kind in ``_core/rows.pxi``. Integers can be scattered to, not combined."""
+
+TABLE_DTYPES: Final = ("float32", "float64", "float16", "bfloat16")
+
+
+def as_dtype(dtype: DTypeLike, argument: str = "dtype") -> np.dtype[Any]:
+    """Return ``np.dtype(dtype)``, also for the name ``"bfloat16"``, or raise a named error.
+
+    Parameters
+    ----------
+    dtype : anything ``np.dtype`` takes, or ``"bfloat16"``
+    argument : str
+        The caller's argument, for the message.
+
+    Raises
+    ------
+    ShardcoreTypeError
+        If it is no dtype.
+    UnavailableError
+        If it is bfloat16 and ml_dtypes is not installed.
+
+    Examples
+    --------
+    >>> as_dtype("float16")
+    dtype('float16')
+    """
+    if isinstance(dtype, str) and dtype == "bfloat16":
+        try:
+            import ml_dtypes
+        except ImportError as error:
+            raise UnavailableError(
+                f"{argument} 'bfloat16' needs the package ml_dtypes; "
+                "pip install 'shardcore[bfloat16]'"
+            ) from error
+        return np.dtype(ml_dtypes.bfloat16)
+    try:
+        return np.dtype(dtype)
+    except TypeError as error:
+        raise ShardcoreTypeError(f"{argument} must be a dtype, got {dtype!r}") from error
+
+
+def table_dtype(dtype: DTypeLike, argument: str = "dtype") -> np.dtype[Any]:
+    """Return the dtype of a table that can be trained: one of the four float types.
+
+    Raises
+    ------
+    ShardcoreTypeError
+        If it is another one.
+
+    Examples
+    --------
+    >>> table_dtype("float32")
+    dtype('float32')
+    """
+    resolved = as_dtype(dtype, argument)
+    if resolved.name not in TABLE_DTYPES or not resolved.isnative:
+        raise ShardcoreTypeError(
+            f"{argument} must be float32, float64, float16 or bfloat16, got {resolved.name!r}"
+        )
+    return resolved
+
+
+def working_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype in which rows of `dtype` are combined: float64 for float64, else float32.
+
+    Examples
+    --------
+    >>> working_dtype(np.dtype("float16"))
+    dtype('float32')
+    """
+    return np.dtype(np.float64 if dtype == np.float64 else np.float32)
+
+
+def row_bytes(table: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Return the C-contiguous `table` (rows, dim) as the kernels read it: bytes, no copy."""
+    if table.size == 0:
+        return np.empty((table.shape[0], 0), np.uint8)
+    return table.view(np.uint8)

@@ -1,0 +1,78 @@
+"""Every error shardcore raises.
+
+Each is a `ShardcoreError` and also the built-in it resembles, so that ``except ValueError`` of a
+caller who never heard of us still works. None is a `KeyError`, whose text Python shows quoted.
+
+A message names the argument, the rule, the value and its position, and is raised before anything
+is changed.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ShardcoreError",
+    "ShardcoreValueError",
+    "ShardcoreTypeError",
+    "ShardcoreIndexError",
+    "ShardcoreRuntimeError",
+    "ShardcoreOSError",
+    "CorruptCheckpointError",
+    "NotCommittedError",
+    "DurabilityUnknownError",
+    "UnknownPluginError",
+    "BrokenPluginError",
+    "UnavailableError",
+    "PluginConflictError",
+]
+
+
+class ShardcoreError(Exception):
+    """Base of every error raised on purpose by shardcore."""
+
+
+class ShardcoreValueError(ShardcoreError, ValueError):
+    """An argument of the right type has a value that breaks a rule."""
+
+
+class ShardcoreTypeError(ShardcoreError, TypeError):
+    """An argument has a type or dtype that is not accepted."""
+
+
+class ShardcoreIndexError(ShardcoreError, IndexError):
+    """An id, row or index lies outside its table."""
+
+
+class ShardcoreRuntimeError(ShardcoreError, RuntimeError):
+    """A call came in the wrong order or state."""
+
+
+class ShardcoreOSError(ShardcoreError, OSError):
+    """Storage failed or holds something else than promised."""
+
+
+class CorruptCheckpointError(ShardcoreOSError):
+    """A checkpoint's bytes or manifest are not what was written."""
+
+
+class NotCommittedError(ShardcoreOSError):
+    """A save failed before its commit: the checkpoint does not exist, older ones are intact."""
+
+
+class DurabilityUnknownError(ShardcoreOSError):
+    """A save was committed and is visible, but the disk did not confirm that it will stay so."""
+
+
+class UnknownPluginError(ShardcoreValueError):
+    """No plugin provides a backend or optimizer of the name asked for."""
+
+
+class BrokenPluginError(ShardcoreRuntimeError):
+    """A plugin that provides the name asked for could not be loaded."""
+
+
+class UnavailableError(ShardcoreRuntimeError):
+    """A backend or optional package is known but cannot be used on this machine."""
+
+
+class PluginConflictError(ShardcoreRuntimeError):
+    """Two plugins provide the same name."""

@@ -1,0 +1,134 @@
+"""Checks of counts, shapes and axes: the same rules and words wherever they are arguments."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any, SupportsIndex
+
+import numpy as np
+
+from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
+
+__all__ = ["as_integer", "as_count", "as_shape", "as_axis"]
+
+
+def as_integer(value: object, argument: str, rule: str = "must be an integer") -> int:
+    """Return `value` as an int.
+
+    Parameters
+    ----------
+    value : int or NumPy integer
+    argument : str
+        Its name, for the message.
+    rule : str
+        What it must be, for the message.
+
+    Raises
+    ------
+    ShardcoreTypeError
+        If it is no integer; a bool is none.
+
+    Examples
+    --------
+    >>> as_integer(np.int64(-3), "axis")
+    -3
+    """
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        raise ShardcoreTypeError(f"{argument} {rule}, got {value!r}")
+    try:
+        return operator.index(value)
+    except TypeError as error:  # an array that is no integer scalar
+        raise ShardcoreTypeError(f"{argument} {rule}, got {value!r}") from error
+
+
+def as_count(value: object, argument: str, minimum: int = 1) -> int:
+    """Return `value` as an int that is at least `minimum`.
+
+    Parameters
+    ----------
+    value : int or NumPy integer
+    argument : str
+        Its name, for the message.
+    minimum : int
+
+    Raises
+    ------
+    ShardcoreTypeError
+        If it is no integer; a bool is none.
+    ShardcoreValueError
+        If it is below `minimum`.
+
+    Examples
+    --------
+    >>> as_count(np.int64(3), "num_shards")
+    3
+    """
+    rule = f"must be an integer >= {minimum}"
+    count = as_integer(value, argument, rule)
+    if count < minimum:
+        raise ShardcoreValueError(f"{argument} {rule}, got {count}")
+    return count
+
+
+def as_shape(
+    shape: Sequence[int] | np.ndarray[Any, Any], argument: str = "shape", minimum: int = 0
+) -> tuple[int, ...]:
+    """Return `shape` as a tuple of ints that are at least `minimum`.
+
+    Parameters
+    ----------
+    shape : sequence of int, or integer array (rank,)
+    argument : str
+        Its name, for the message.
+    minimum : int
+
+    Raises
+    ------
+    ShardcoreTypeError
+        If it is no sequence, or an entry is no integer.
+    ShardcoreValueError
+        If an entry is below `minimum`.
+
+    Examples
+    --------
+    >>> as_shape([10, np.int64(3)])
+    (10, 3)
+    """
+    sequence = isinstance(shape, Sequence) and not isinstance(shape, (str, bytes))
+    if not sequence and not (isinstance(shape, np.ndarray) and shape.ndim == 1):
+        raise ShardcoreTypeError(
+            f"{argument} must be a sequence of integers >= {minimum}, got {shape!r}"
+        )
+    return tuple(as_count(size, f"{argument}[{i}]", minimum) for i, size in enumerate(shape))
+
+
+def as_axis(axis: int, shape: tuple[int, ...]) -> int:
+    """Return `axis` counted from the front; a negative one counts from the end.
+
+    Parameters
+    ----------
+    axis : int
+    shape : tuple of int
+
+    Raises
+    ------
+    ShardcoreTypeError
+        If `axis` is no integer.
+    ShardcoreValueError
+        If the shape has no axis at all, or not this one.
+
+    Examples
+    --------
+    >>> as_axis(-1, (10, 3))
+    1
+    """
+    rank = len(shape)
+    number = as_integer(axis, "axis")
+    if rank == 0:
+        raise ShardcoreValueError("shape must have at least one axis, got ()")
+    if not -rank <= number < rank:
+        raise ShardcoreValueError(
+            f"axis must be in [{-rank}, {rank}) for a shape of rank {rank}, got {number}"
+        )
+    return number % rank
