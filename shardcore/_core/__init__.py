@@ -1,0 +1,28 @@
+"""The kernels: everything shardcore does to ids and rows, in Cython, one idea a module.
+
+::
+
+    lengths, row_splits ──offsets──▶ row_splits, row ids
+    slice over shards ────slices───▶ (shard, local slice) pieces
+    ids ──────────────────partition▶ ids grouped by shard, and the way back
+    rows, ids, row_splits ──rows───▶ activations; gradients of rows and weights; scatters; updates
+    (row, source) pairs ─occurrences▶ the same sorted by row, and where each row's run starts
+    seed, rows, columns ──random───▶ initial values
+    cpu                              what this processor can do
+
+Axes in names: n values, b bags (row_splits has b + 1), r rows, u unique rows, d columns, s shards.
+
+Rules, so that every kernel is safe from any thread and after any fork:
+
+* Input views are ``const``; the output is given; all are C-contiguous; nothing is allocated on the
+  Python heap. Scratch memory is given too.
+* The computing part is ``noexcept nogil``. A kernel reports (-1, or the first offending position),
+  the Python face in `shardcore.offsets`, `shardcore.layout` or `shardcore.store` raises.
+* No threads, no OpenMP, no global state, nothing happens at import, no NumPy headers.
+* A body is written once, over the fused types of ``types.pxd``. ``rows.pxi`` is compiled once per
+  instruction set, without floating contraction, so that all of them agree to the last bit.
+* Every kernel has a readable twin in `shardcore.reference`.
+
+To add one: write it here with its ``.pyi``, name it in ``setup.py``, write its twin, and let
+``tests/core`` compare the two.
+"""

@@ -1,0 +1,517 @@
+"""Everything that reads or writes rows: gather, combine, accumulate, scatter, update.
+
+This body is included by one tiny module per instruction set. It holds no floating contraction and
+no reordered sum, so every one of those modules computes the same bits.
+
+Axes: n occurrences, b bags, r rows of the table, u unique rows, d columns (dim).
+
+Sums over rows run 64 columns at a time in a local array that the compiler keeps in registers, then
+16 at a time, then the rest. Rows are asked for `AHEAD` occurrences before they are used.
+
+A table comes as its bytes, (r, row bytes), with its `kind`: the fused types of Cython cannot choose
+between views of two one-field structs, so each `def` makes that choice once, by hand.
+"""
+
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint64_t
+from libc.string cimport memcpy
+
+from types cimport float32_t, float64_t, index_t, value_t
+
+cdef extern from "scalars.h" nogil:
+    ctypedef struct half_t "sc_half":
+        uint16_t bits
+    ctypedef struct bfloat_t "sc_bfloat":
+        uint16_t bits
+    float sc_from_half(half_t value)
+    half_t sc_to_half(float value)
+    float sc_from_bfloat(bfloat_t value)
+    bfloat_t sc_to_bfloat(float value)
+    void prefetch_read "SC_PREFETCH_READ"(const void* address)
+    void prefetch_write "SC_PREFETCH_WRITE"(const void* address)
+
+cdef enum:
+    WIDE = 64           # columns summed at a time
+    NARROW = 16
+    AHEAD = 64          # occurrences between asking for a row and using it
+    UPDATE_AHEAD = 32   # unique rows between asking for a row to be updated and updating it
+    LINE = 64           # bytes in a cache line
+    RUN_BLOCK = 4096    # occurrences of one row that are summed in one go
+    LANES = 8           # partial sums of a dot product
+    UPDATE_ROWS = 32    # rows handed to an optimizer's function at a time
+
+cdef enum Kind:     # as in shardcore.dtypes.KIND_OF
+    FLOAT32, FLOAT64, HALF, BFLOAT, INT32, INT64
+
+ctypedef fused row_t:           # what a table can hold
+    float32_t
+    float64_t
+    half_t
+    bfloat_t
+
+ctypedef fused scatter_t:       # what a scatter can work on
+    float32_t
+    float64_t
+    half_t
+    bfloat_t
+    int32_t
+    int64_t
+
+
+# --- one element -------------------------------------------------------------------------------
+
+cdef inline value_t load(const row_t* cell, value_t like) noexcept nogil:
+    if row_t is half_t:
+        return sc_from_half(cell[0])
+    elif row_t is bfloat_t:
+        return sc_from_bfloat(cell[0])
+    else:
+        return <value_t>cell[0]
+
+
+cdef inline void store(row_t* cell, value_t value) noexcept nogil:
+    if row_t is half_t:
+        cell[0] = sc_to_half(<float>value)
+    elif row_t is bfloat_t:
+        cell[0] = sc_to_bfloat(<float>value)
+    else:
+        cell[0] = <row_t>value
+
+
+# --- prefetch ----------------------------------------------------------------------------------
+
+cdef inline void ask_for_row(const void* row, Py_ssize_t size) noexcept nogil:
+    cdef Py_ssize_t at = 0
+    while at < size:
+        prefetch_read(<const char*>row + at)
+        at += LINE
+
+
+cdef inline void ask_for_update(const void* row, Py_ssize_t size) noexcept nogil:
+    cdef Py_ssize_t at = 0
+    while at < size:
+        prefetch_write(<const char*>row + at)
+        at += LINE
+
+
+# --- sums of rows ------------------------------------------------------------------------------
+
+cdef inline void sum_columns(const row_t* table, Py_ssize_t dim, const index_t* ids__n,
+                             Py_ssize_t lo, Py_ssize_t hi, Py_ssize_t last,
+                             const value_t* weights__n, Py_ssize_t column, Py_ssize_t width,
+                             bint ahead, value_t* out) noexcept nogil:
+    """Sum columns [column, column + width) of rows ids__n[lo:hi], width <= WIDE, into out[column:].
+
+    `ahead`: ask for the rows AHEAD occurrences on, up to position `last`.
+    """
+    cdef value_t total[WIDE]
+    cdef value_t weight
+    cdef Py_ssize_t i, c
+    cdef const row_t* row
+    for c in range(width):
+        total[c] = 0
+    for i in range(lo, hi):
+        if ahead and i + AHEAD < last:
+            ask_for_row(table + <Py_ssize_t>ids__n[i + AHEAD] * dim, dim * sizeof(row_t))
+        row = table + <Py_ssize_t>ids__n[i] * dim + column
+        if weights__n == NULL:
+            for c in range(width):
+                total[c] += load(row + c, total[c])
+        else:
+            weight = weights__n[i]
+            for c in range(width):
+                total[c] += weight * load(row + c, total[c])
+    for c in range(width):
+        out[column + c] = total[c]
+
+
+cdef inline void sum_rows(const row_t* table, Py_ssize_t dim, const index_t* ids__n, Py_ssize_t lo,
+                          Py_ssize_t hi, Py_ssize_t last, const value_t* weights__n,
+                          value_t* out) noexcept nogil:
+    """Write the (weighted) sum of rows ids__n[lo:hi], in that order, to out (dim,)."""
+    cdef Py_ssize_t column = 0
+    while column + WIDE <= dim:
+        sum_columns(table, dim, ids__n, lo, hi, last, weights__n, column, WIDE, column == 0, out)
+        column += WIDE
+    while column + NARROW <= dim:
+        sum_columns(table, dim, ids__n, lo, hi, last, weights__n, column, NARROW, column == 0, out)
+        column += NARROW
+    if column < dim:
+        sum_columns(table, dim, ids__n, lo, hi, last, weights__n, column, dim - column,
+                    column == 0, out)
+
+
+def segment_reduce(const uint8_t[:, ::1] table__rd, int kind, const index_t[::1] ids__n,
+                   const int64_t[::1] row_splits, const value_t[::1] weights__n,
+                   const value_t[::1] divisors__b, value_t[:, ::1] out__bd):
+    """Combine, per bag, the rows that its ids name: Σ w·row, divided by the bag's divisor if given.
+
+    Sums run in occurrence order. `weights__n` and `divisors__b` may be None; a divisor of 0 gives
+    a row of 0. Bags are [row_splits[b], row_splits[b + 1]) of `ids__n`, which need not begin at 0.
+    Ids lie in [0, r): the face has seen to it. `out__bd` overlaps nothing. O(n·d).
+    """
+    cdef const value_t* weights = NULL
+    cdef const value_t* divisors = NULL
+    cdef Py_ssize_t bags = out__bd.shape[0], dim = out__bd.shape[1]
+    if bags == 0 or dim == 0:
+        return
+    if weights__n is not None and weights__n.shape[0]:
+        weights = &weights__n[0]
+    if divisors__b is not None:
+        divisors = &divisors__b[0]
+    cdef const void* table = &table__rd[0, 0] if table__rd.shape[0] else NULL
+    cdef const index_t* ids = &ids__n[0] if ids__n.shape[0] else NULL
+    with nogil:
+        if value_t is float64_t:
+            _segment_reduce(<const float64_t*>table, dim, ids, &row_splits[0], bags, weights,
+                            divisors, &out__bd[0, 0])
+        elif kind == HALF:
+            _segment_reduce(<const half_t*>table, dim, ids, &row_splits[0], bags, weights,
+                            divisors, &out__bd[0, 0])
+        elif kind == BFLOAT:
+            _segment_reduce(<const bfloat_t*>table, dim, ids, &row_splits[0], bags, weights,
+                            divisors, &out__bd[0, 0])
+        else:
+            _segment_reduce(<const float32_t*>table, dim, ids, &row_splits[0], bags, weights,
+                            divisors, &out__bd[0, 0])
+
+
+cdef void _segment_reduce(const row_t* table, Py_ssize_t dim, const index_t* ids__n,
+                          const int64_t* row_splits, Py_ssize_t bags, const value_t* weights__n,
+                          const value_t* divisors__b, value_t* out__bd) noexcept nogil:
+    cdef Py_ssize_t b, c, i
+    cdef Py_ssize_t first = row_splits[0], last = row_splits[bags]
+    cdef value_t divisor
+    cdef value_t* out
+    for i in range(first, first + AHEAD if first + AHEAD < last else last):
+        ask_for_row(table + <Py_ssize_t>ids__n[i] * dim, dim * sizeof(row_t))
+    for b in range(bags):
+        out = out__bd + b * dim
+        sum_rows(table, dim, ids__n, row_splits[b], row_splits[b + 1], last, weights__n, out)
+        if divisors__b != NULL:
+            divisor = divisors__b[b]
+            if divisor == 0:
+                for c in range(dim):
+                    out[c] = 0
+            else:
+                for c in range(dim):
+                    out[c] = out[c] / divisor
+
+
+cdef inline void sum_run(const value_t* gradients__gd, Py_ssize_t dim, const int32_t* sources__n,
+                         Py_ssize_t lo, Py_ssize_t hi, Py_ssize_t last, const value_t* gains__n,
+                         value_t* block, value_t* out) noexcept nogil:
+    """Sum one row's gradients: blocks of RUN_BLOCK occurrences from the first, blocks in order.
+
+    `block` (dim,) is scratch. The order is part of the contract: it does not depend on threads.
+    """
+    cdef Py_ssize_t at = lo, stop, c
+    stop = lo + RUN_BLOCK if hi - lo > RUN_BLOCK else hi
+    sum_rows(gradients__gd, dim, sources__n, lo, stop, last, gains__n, out)
+    at = stop
+    while at < hi:
+        stop = at + RUN_BLOCK if hi - at > RUN_BLOCK else hi
+        sum_rows(gradients__gd, dim, sources__n, at, stop, last, gains__n, block)
+        for c in range(dim):
+            out[c] += block[c]
+        at = stop
+
+
+def accumulate(const value_t[:, ::1] gradients__gd, const int32_t[::1] sources__n,
+               const value_t[::1] gains__n, const int64_t[::1] run_splits, value_t[::1] block__d,
+               value_t[:, ::1] out__ud):
+    """Sum, per unique row, the gradients its occurrences name: Σ gain·gradients[source].
+
+    Run u is [run_splits[u], run_splits[u + 1]) of `sources__n`; runs longer than 4,096 are summed
+    in blocks of 4,096 counted from the first, blocks added in order. `gains__n` may be None.
+    `block__d` is scratch of d values. O(n·d).
+    """
+    cdef const value_t* gains = NULL
+    cdef Py_ssize_t rows = out__ud.shape[0], dim = out__ud.shape[1], u
+    if rows == 0 or dim == 0:
+        return
+    if gains__n is not None and gains__n.shape[0]:
+        gains = &gains__n[0]
+    with nogil:
+        for u in range(rows):
+            sum_run(&gradients__gd[0, 0], dim, &sources__n[0], run_splits[u], run_splits[u + 1],
+                    run_splits[rows], gains, &block__d[0], &out__ud[u, 0])
+
+
+# --- gather and gradients of weights -----------------------------------------------------------
+
+def gather(const uint8_t[:, ::1] table__rd, const index_t[::1] ids__n, uint8_t[:, ::1] out__nd):
+    """Copy rows `ids__n` (n,), each in [0, r), to `out__nd` (n, row bytes). O(n·d)."""
+    cdef Py_ssize_t n = ids__n.shape[0], size = out__nd.shape[1], i
+    if n == 0 or size == 0:
+        return
+    cdef const uint8_t* table = &table__rd[0, 0]
+    cdef uint8_t* out = &out__nd[0, 0]
+    with nogil:
+        for i in range(n):
+            if i + AHEAD < n:
+                ask_for_row(table + <Py_ssize_t>ids__n[i + AHEAD] * size, size)
+            memcpy(out + i * size, table + <Py_ssize_t>ids__n[i] * size, size)
+
+
+def put(uint8_t[:, ::1] table__rd, const index_t[::1] ids__n, const uint8_t[:, ::1] values__nd):
+    """Copy `values__nd` (n, row bytes) to rows `ids__n` (n,), in order: the last one wins."""
+    cdef Py_ssize_t n = ids__n.shape[0], size = table__rd.shape[1], i
+    if n == 0 or size == 0:
+        return
+    cdef uint8_t* table = &table__rd[0, 0]
+    cdef const uint8_t* values = &values__nd[0, 0]
+    with nogil:
+        for i in range(n):
+            if i + AHEAD < n:
+                ask_for_update(table + <Py_ssize_t>ids__n[i + AHEAD] * size, size)
+            memcpy(table + <Py_ssize_t>ids__n[i] * size, values + i * size, size)
+
+
+def row_dots(const uint8_t[:, ::1] table__rd, int kind, const index_t[::1] ids__n,
+             const int64_t[::1] row_splits, const value_t[:, ::1] gradients__bd,
+             value_t[::1] out__n):
+    """Write, for each occurrence, the dot product of its row with its bag's gradient.
+
+    Column c is added to lane c mod 8, lanes are added in order: a defined order that the compiler
+    can do eight at a time. Bags as in `segment_reduce`. O(n·d).
+    """
+    cdef Py_ssize_t bags = gradients__bd.shape[0], dim = gradients__bd.shape[1]
+    if bags == 0 or ids__n.shape[0] == 0:
+        return
+    cdef const void* table = &table__rd[0, 0] if dim else NULL
+    cdef const value_t* gradients = &gradients__bd[0, 0] if dim else NULL
+    with nogil:
+        if value_t is float64_t:
+            _row_dots(<const float64_t*>table, dim, &ids__n[0], &row_splits[0], bags, gradients,
+                      &out__n[0])
+        elif kind == HALF:
+            _row_dots(<const half_t*>table, dim, &ids__n[0], &row_splits[0], bags, gradients,
+                      &out__n[0])
+        elif kind == BFLOAT:
+            _row_dots(<const bfloat_t*>table, dim, &ids__n[0], &row_splits[0], bags, gradients,
+                      &out__n[0])
+        else:
+            _row_dots(<const float32_t*>table, dim, &ids__n[0], &row_splits[0], bags, gradients,
+                      &out__n[0])
+
+
+cdef void _row_dots(const row_t* table, Py_ssize_t dim, const index_t* ids__n,
+                    const int64_t* row_splits, Py_ssize_t bags, const value_t* gradients__bd,
+                    value_t* out__n) noexcept nogil:
+    cdef Py_ssize_t b, i, c, lane
+    cdef value_t lanes[LANES]
+    cdef value_t total
+    cdef const row_t* row
+    cdef const value_t* gradient
+    for b in range(bags):
+        gradient = gradients__bd + b * dim
+        for i in range(row_splits[b], row_splits[b + 1]):
+            if i + AHEAD < row_splits[bags]:
+                ask_for_row(table + <Py_ssize_t>ids__n[i + AHEAD] * dim, dim * sizeof(row_t))
+            row = table + <Py_ssize_t>ids__n[i] * dim
+            for lane in range(LANES):
+                lanes[lane] = 0
+            c = 0
+            while c + LANES <= dim:
+                for lane in range(LANES):
+                    lanes[lane] += load(row + c + lane, lanes[lane]) * gradient[c + lane]
+                c += LANES
+            for lane in range(dim - c):
+                lanes[lane] += load(row + c + lane, lanes[lane]) * gradient[c + lane]
+            total = 0
+            for lane in range(LANES):
+                total += lanes[lane]
+            out__n[i] = total
+
+
+# --- scatter -----------------------------------------------------------------------------------
+
+cdef enum Operation:
+    ADD, SUB, MUL, DIV, MIN, MAX
+
+OPERATIONS = {"add": ADD, "sub": SUB, "mul": MUL, "div": DIV, "min": MIN, "max": MAX}
+
+
+cdef inline value_t operate(value_t old, value_t new, int operation) noexcept nogil:
+    """Return what NumPy's ufunc of that name gives; minimum and maximum let NaN through."""
+    if operation == ADD:
+        return old + new
+    if operation == SUB:
+        return old - new
+    if operation == MUL:
+        return old * new
+    if operation == DIV:
+        return old / new
+    if operation == MIN:
+        return old if old < new or old != old else new
+    return old if old > new or old != old else new
+
+
+cdef inline int64_t operate_integer(int64_t old, int64_t new, int operation) noexcept nogil:
+    """The same for integers, wrapping as NumPy's do; there is no integer division here."""
+    if operation == ADD:
+        return <int64_t>(<uint64_t>old + <uint64_t>new)
+    if operation == SUB:
+        return <int64_t>(<uint64_t>old - <uint64_t>new)
+    if operation == MUL:
+        return <int64_t>(<uint64_t>old * <uint64_t>new)
+    if operation == MIN:
+        return old if old < new else new
+    return old if old > new else new
+
+
+def scatter(uint8_t[:, ::1] table__rd, int kind, Py_ssize_t dim, const index_t[::1] ids__n,
+            const uint8_t[:, ::1] values__nd, int operation):
+    """Apply every occurrence, in order: ``table[ids[i]] = table[ids[i]] (op) values[i]``.
+
+    Short floats are computed in float32 and rounded after every step, as NumPy does. O(n·d).
+    """
+    cdef Py_ssize_t n = ids__n.shape[0]
+    if n == 0 or dim == 0:
+        return
+    cdef void* table = &table__rd[0, 0]
+    cdef const void* values = &values__nd[0, 0]
+    with nogil:
+        if kind == FLOAT32:
+            _scatter(<float32_t*>table, dim, &ids__n[0], n, <const float32_t*>values, operation)
+        elif kind == FLOAT64:
+            _scatter(<float64_t*>table, dim, &ids__n[0], n, <const float64_t*>values, operation)
+        elif kind == HALF:
+            _scatter(<half_t*>table, dim, &ids__n[0], n, <const half_t*>values, operation)
+        elif kind == BFLOAT:
+            _scatter(<bfloat_t*>table, dim, &ids__n[0], n, <const bfloat_t*>values, operation)
+        elif kind == INT32:
+            _scatter(<int32_t*>table, dim, &ids__n[0], n, <const int32_t*>values, operation)
+        else:
+            _scatter(<int64_t*>table, dim, &ids__n[0], n, <const int64_t*>values, operation)
+
+
+cdef void _scatter(scatter_t* table, Py_ssize_t dim, const index_t* ids__n, Py_ssize_t n,
+                   const scatter_t* values__nd, int operation) noexcept nogil:
+    cdef Py_ssize_t i, c
+    cdef scatter_t* row
+    cdef const scatter_t* value
+    for i in range(n):
+        if i + AHEAD < n:
+            ask_for_update(table + <Py_ssize_t>ids__n[i + AHEAD] * dim, dim * sizeof(scatter_t))
+        row = table + <Py_ssize_t>ids__n[i] * dim
+        value = values__nd + i * dim
+        for c in range(dim):
+            if scatter_t is half_t:
+                row[c] = sc_to_half(operate[float32_t](sc_from_half(row[c]), sc_from_half(value[c]),
+                                                       operation))
+            elif scatter_t is bfloat_t:
+                row[c] = sc_to_bfloat(operate[float32_t](sc_from_bfloat(row[c]),
+                                                         sc_from_bfloat(value[c]), operation))
+            elif scatter_t is int32_t or scatter_t is int64_t:
+                row[c] = <scatter_t>operate_integer(row[c], value[c], operation)
+            else:
+                row[c] = operate(row[c], value[c], operation)
+
+
+# --- update ------------------------------------------------------------------------------------
+
+ctypedef void (*update_t)(int64_t count, int64_t dim, void* const* rows, void* const* const* slots,
+                          const void* gradients, const int64_t* row_ids, const double* hyper,
+                          int64_t step) noexcept nogil
+
+
+cdef struct Target:             # what one call of `update` works on, in plain memory
+    Py_ssize_t dim
+    Py_ssize_t slots
+    char** slot_bases           # per slot: first byte
+    int64_t* slot_bytes         # per slot: bytes per row
+    update_t function
+    const double* hyper
+    int64_t step
+
+
+def update(uint8_t[:, ::1] table__rd, int kind, const int64_t[::1] unique__u, const int64_t[::1] row_ids__u,
+           const int64_t[::1] run_splits, const int32_t[::1] sources__n,
+           const value_t[::1] gains__n, const value_t[:, ::1] gradients__gd,
+           const int64_t[::1] slot_addresses, const int64_t[::1] slot_bytes, uint64_t function,
+           const double[::1] hyper, int64_t step, value_t[:, ::1] scratch, int64_t[::1] pointers):
+    """Sum the gradients of each unique row and hand them, 32 rows at a time, to the optimizer.
+
+    Rows `unique__u` (u,) of `table__rd` are distinct and ascending; run u of `sources__n` and
+    `gains__n` (or None) is [run_splits[u], run_splits[u + 1]), summed as `accumulate` does.
+    `function` is the address of an optimizer's C function (see `shardcore.optimizer`), called with
+    pointers into the table and the slots; short rows are widened to float32 for it and rounded
+    back. `scratch` is (65, d); `pointers` holds at least 32 * (1 + s) + s, s slots. O(n·d).
+    """
+    cdef Target target
+    cdef const value_t* gains = NULL
+    cdef Py_ssize_t rows = unique__u.shape[0]
+    target.dim = gradients__gd.shape[1]
+    target.slots = slot_addresses.shape[0]
+    target.slot_bases = <char**>(&slot_addresses[0] if target.slots else NULL)
+    target.slot_bytes = <int64_t*>(&slot_bytes[0] if target.slots else NULL)
+    target.function = <update_t><void*>function
+    target.hyper = &hyper[0] if hyper.shape[0] else NULL
+    target.step = step
+    if rows == 0:
+        return
+    if gains__n is not None and gains__n.shape[0]:
+        gains = &gains__n[0]
+    cdef void* table = &table__rd[0, 0]
+    cdef void** spare = <void**>&pointers[0]
+    with nogil:
+        if value_t is float64_t:
+            _update(<float64_t*>table, &unique__u[0], &row_ids__u[0], &run_splits[0], rows,
+                    &sources__n[0], gains, &gradients__gd[0, 0], &target, &scratch[0, 0], spare)
+        elif kind == HALF:
+            _update(<half_t*>table, &unique__u[0], &row_ids__u[0], &run_splits[0], rows,
+                    &sources__n[0], gains, &gradients__gd[0, 0], &target, &scratch[0, 0], spare)
+        elif kind == BFLOAT:
+            _update(<bfloat_t*>table, &unique__u[0], &row_ids__u[0], &run_splits[0], rows,
+                    &sources__n[0], gains, &gradients__gd[0, 0], &target, &scratch[0, 0], spare)
+        else:
+            _update(<float32_t*>table, &unique__u[0], &row_ids__u[0], &run_splits[0], rows,
+                    &sources__n[0], gains, &gradients__gd[0, 0], &target, &scratch[0, 0], spare)
+
+
+cdef void _update(row_t* table, const int64_t* unique__u, const int64_t* row_ids__u,
+                  const int64_t* run_splits, Py_ssize_t rows, const int32_t* sources__n,
+                  const value_t* gains__n, const value_t* gradients__gd, Target* target,
+                  value_t* scratch, void** pointers) noexcept nogil:
+    cdef Py_ssize_t dim = target.dim, slots = target.slots
+    cdef Py_ssize_t first, count, u, k, c
+    cdef value_t* gradients__ud = scratch                       # (32, d)
+    cdef value_t* widened__ud = scratch + UPDATE_ROWS * dim     # (32, d), for short rows
+    cdef value_t* block__d = scratch + 2 * UPDATE_ROWS * dim    # (d,)
+    cdef void** row_pointers = pointers
+    cdef void** slot_pointers = pointers + UPDATE_ROWS          # slots x 32
+    cdef void** slot_tables = slot_pointers + slots * UPDATE_ROWS
+    cdef row_t* row
+    for k in range(slots):
+        slot_tables[k] = slot_pointers + k * UPDATE_ROWS
+    first = 0
+    while first < rows:
+        count = UPDATE_ROWS if rows - first > UPDATE_ROWS else rows - first
+        for u in range(first, first + count):
+            if u + UPDATE_AHEAD < rows:
+                ask_for_update(table + unique__u[u + UPDATE_AHEAD] * dim, dim * sizeof(row_t))
+                for k in range(slots):
+                    ask_for_update(
+                        target.slot_bases[k] + unique__u[u + UPDATE_AHEAD] * target.slot_bytes[k],
+                        target.slot_bytes[k])
+            sum_run(gradients__gd, dim, sources__n, run_splits[u], run_splits[u + 1],
+                    run_splits[rows], gains__n, block__d, gradients__ud + (u - first) * dim)
+            row = table + unique__u[u] * dim
+            if row_t is half_t or row_t is bfloat_t:
+                for c in range(dim):
+                    widened__ud[(u - first) * dim + c] = load(row + c, widened__ud[0])
+                row_pointers[u - first] = widened__ud + (u - first) * dim
+            else:
+                row_pointers[u - first] = row
+            for k in range(slots):
+                slot_pointers[k * UPDATE_ROWS + u - first] = (
+                    target.slot_bases[k] + unique__u[u] * target.slot_bytes[k])
+        target.function(count, dim, <void* const*>row_pointers, <void* const* const*>slot_tables,
+                        gradients__ud, row_ids__u + first, target.hyper, target.step)
+        if row_t is half_t or row_t is bfloat_t:
+            for u in range(first, first + count):
+                row = table + unique__u[u] * dim
+                for c in range(dim):
+                    store(row + c, widened__ud[(u - first) * dim + c])
+        first += count

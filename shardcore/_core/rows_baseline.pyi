@@ -1,0 +1,16 @@
+from collections.abc import Callable
+
+# Fused kernels: `kernel["int64_t", "float32_t"]` is the one for those types, in the order in which
+# index_t and value_t first appear among the arguments; rows.pxi says what each takes.
+class _Fused:
+    def __getitem__(self, types: str | tuple[str, ...]) -> Callable[..., None]: ...
+
+OPERATIONS: dict[str, int]
+segment_reduce: _Fused  # [index, value](table bytes, kind, ids, row_splits, weights, divisors, out)
+accumulate: _Fused  # [value](gradients, sources, gains, run_splits, block, out)
+gather: _Fused  # [index](table bytes, ids, out bytes)
+put: _Fused  # [index](table bytes, ids, value bytes)
+row_dots: _Fused  # [index, value](table bytes, kind, ids, row_splits, gradients, out)
+scatter: _Fused  # [index](table bytes, kind, dim, ids, value bytes, operation)
+update: _Fused  # [value](table bytes, kind, unique, row_ids, run_splits, sources, gains, gradients,
+#                         slot_addresses, slot_bytes, function, hyper, step, scratch, pointers)

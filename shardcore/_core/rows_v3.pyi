@@ -1,0 +1,1 @@
+from shardcore._core.rows_baseline import *

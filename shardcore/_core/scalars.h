@@ -1,0 +1,78 @@
+/* The short floats as one-field structs (two uint16 would be one type to Cython), the hint that
+   asks for a cache line ahead of its use, and what the processor can do. */
+#ifndef SHARDCORE_SCALARS_H
+#define SHARDCORE_SCALARS_H
+
+#include <stdint.h>
+#include <string.h>
+
+typedef struct { uint16_t bits; } sc_half;
+typedef struct { uint16_t bits; } sc_bfloat;
+
+static inline float sc_float_of_bits(uint32_t bits) {
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static inline uint32_t sc_bits_of_float(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+/* Branch-free, so that the compiler can do many at once: the exponent is moved into place and
+   corrected by an exact multiplication, which also makes subnormals right. */
+static inline float sc_from_half(sc_half half) {
+    uint32_t magnitude = (uint32_t)(half.bits & 0x7fff) << 13;
+    uint32_t sign = (uint32_t)(half.bits & 0x8000) << 16;
+    uint32_t finite = sc_bits_of_float(sc_float_of_bits(magnitude) * 0x1p112f);
+    uint32_t special = magnitude | 0x7f800000;
+    return sc_float_of_bits(sign | (magnitude >= (0x7c00u << 13) ? special : finite));
+}
+
+/* Round to nearest, ties to even, as NumPy and IEEE 754 do; NaN stays NaN. */
+static inline sc_half sc_to_half(float value) {
+    uint32_t bits = sc_bits_of_float(value);
+    uint32_t sign = bits >> 16 & 0x8000;
+    uint32_t magnitude = bits & 0x7fffffff;
+    uint32_t normal = (magnitude + 0xfff + (magnitude >> 13 & 1) - (112u << 23)) >> 13;
+    /* Adding 0.5 lets the float unit itself round a subnormal half into the low bits. */
+    uint32_t tiny = sc_bits_of_float(sc_float_of_bits(magnitude) + 0.5f) - 0x3f000000u;
+    uint32_t result = magnitude < (113u << 23) ? tiny : normal;
+    result = magnitude >= 0x477ff000u ? 0x7c00 : result;
+    result = magnitude > 0x7f800000u ? 0x7e00 | (magnitude >> 13 & 0x3ff) : result;
+    sc_half half = {(uint16_t)(sign | result)};
+    return half;
+}
+
+static inline float sc_from_bfloat(sc_bfloat value) {
+    return sc_float_of_bits((uint32_t)value.bits << 16);
+}
+
+static inline sc_bfloat sc_to_bfloat(float value) {
+    uint32_t bits = sc_bits_of_float(value);
+    uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    uint32_t result = (bits & 0x7fffffff) > 0x7f800000u ? (bits >> 16 | 0x40) : rounded;
+    sc_bfloat short_value = {(uint16_t)result};
+    return short_value;
+}
+
+/* Into the second-level cache: the first level has too few miss buffers to run far ahead. */
+#if defined(__GNUC__) || defined(__clang__)
+#define SC_PREFETCH_READ(address) __builtin_prefetch((address), 0, 2)
+#define SC_PREFETCH_WRITE(address) __builtin_prefetch((address), 1, 2)
+#else
+#define SC_PREFETCH_READ(address) ((void)(address))
+#define SC_PREFETCH_WRITE(address) ((void)(address))
+#endif
+
+#if (defined(__x86_64__) || defined(__i386__)) && (defined(__GNUC__) || defined(__clang__))
+#define SC_CPU_HAS(feature) (__builtin_cpu_supports(feature) != 0)
+static inline void sc_cpu_init(void) { __builtin_cpu_init(); }
+#else
+#define SC_CPU_HAS(feature) (0)
+static inline void sc_cpu_init(void) {}
+#endif
+
+#endif

@@ -1,0 +1,85 @@
+"""A slice over the rows of consecutive shards, cut into one local slice per shard it touches.
+
+Element k of the slice is row start + k * step. Shard s holds rows [offsets[s], offsets[s + 1]);
+shards may be empty. Work and memory are proportional to the shards touched: the next one is found
+by bisection from the last, never by walking.
+"""
+
+from libc.stdint cimport int64_t
+
+
+cdef struct Piece:
+    Py_ssize_t shard
+    int64_t start       # local row of the first element
+    int64_t count       # elements in this shard, >= 1
+
+
+cdef Py_ssize_t shard_of(const int64_t* offsets, Py_ssize_t lo, Py_ssize_t hi,
+                         int64_t row) noexcept nogil:
+    """Return the shard of [lo, hi) that holds `row`: the last whose offset is <= row."""
+    cdef Py_ssize_t middle
+    while hi - lo > 1:
+        middle = (lo + hi) // 2
+        if offsets[middle] <= row:
+            lo = middle
+        else:
+            hi = middle
+    return lo
+
+
+cdef Py_ssize_t next_shard(const int64_t* offsets, Py_ssize_t shards, Py_ssize_t shard,
+                           int64_t row, bint forward) noexcept nogil:
+    """Return the shard of `row`, known to lie after (or before) `shard`; near ones come first."""
+    cdef Py_ssize_t reach = 1, edge
+    if forward:
+        while shard + reach < shards and offsets[shard + reach] <= row:
+            reach *= 2
+        edge = shard + reach
+        return shard_of(offsets, shard + reach // 2, edge if edge < shards else shards, row)
+    while shard - reach > 0 and offsets[shard - reach] > row:
+        reach *= 2
+    edge = shard - reach
+    return shard_of(offsets, edge if edge > 0 else 0, shard - reach // 2, row)
+
+
+cdef Piece piece_at(const int64_t* offsets, Py_ssize_t shard, int64_t row, int64_t step,
+                    int64_t left) noexcept nogil:
+    """Return the piece of `shard` that begins at global `row`, with `left` elements to go."""
+    cdef Piece piece
+    cdef int64_t room
+    if step > 0:
+        room = (offsets[shard + 1] - 1 - row) // step + 1
+    else:
+        room = (row - offsets[shard]) // -step + 1
+    piece.shard = shard
+    piece.start = row - offsets[shard]
+    piece.count = room if room < left else left
+    return piece
+
+
+def decompose(const int64_t[::1] offsets, int64_t start, int64_t step, int64_t count):
+    """Return ``[(shard, local slice)]`` for elements start, start + step, ... (`count` of them).
+
+    All elements lie in [0, offsets[-1]) and step is not 0: the face has seen to it with
+    ``slice.indices``. The list is in the order of the elements.
+    """
+    cdef const int64_t* first = &offsets[0]
+    cdef Py_ssize_t shards = offsets.shape[0] - 1
+    cdef Py_ssize_t shard = 0
+    cdef int64_t row = start, stop
+    cdef Piece piece
+    cdef list pieces = []
+    cdef object boxed_step = step
+    if count <= 0:
+        return pieces
+    shard = shard_of(first, 0, shards, row)
+    while True:
+        piece = piece_at(first, shard, row, step, count)
+        stop = piece.start + piece.count * step
+        # A local slice that runs down through row 0 ends at None: -1 would mean the last row.
+        pieces.append((piece.shard, slice(piece.start, None if stop < 0 else stop, boxed_step)))
+        count -= piece.count
+        if count <= 0:
+            return pieces
+        row += piece.count * step
+        shard = next_shard(first, shards, shard, row, step > 0)

@@ -1,0 +1,14 @@
+"""The scalar types of the kernels, defined here so that no NumPy header is needed."""
+
+from libc.stdint cimport int32_t, int64_t
+
+ctypedef float float32_t
+ctypedef double float64_t
+
+ctypedef fused index_t:         # ids, row_splits
+    int32_t
+    int64_t
+
+ctypedef fused value_t:         # what is computed with: activations, gradients, weights
+    float32_t
+    float64_t

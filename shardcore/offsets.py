@@ -1,0 +1,266 @@
+"""Row splits, lengths and row ids: three ways to say which values belong to which bag.
+
+``row_splits`` (b + 1,) starts at 0 and never decreases; bag i is
+``values[row_splits[i]:row_splits[i + 1]]``. The face of ``_core/offsets.pyx``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from shardcore._core import offsets as _kernel
+from shardcore.errors import ShardcoreIndexError, ShardcoreTypeError, ShardcoreValueError
+
+__all__ = [
+    "check_row_splits",
+    "integers",
+    "lengths_from_row_splits",
+    "row_ids_from_row_splits",
+    "row_splits_from_lengths",
+    "row_splits_from_row_ids",
+]
+
+
+def integers(values: ArrayLike, argument: str) -> NDArray[np.int32] | NDArray[np.int64]:
+    """Return `values` as a C-contiguous int32 or int64 array, copied only where it must be.
+
+    Parameters
+    ----------
+    values : array_like of any integer type, any shape
+        An empty list counts as integers.
+    argument : str
+        The caller's argument, for the message.
+
+    Raises
+    ------
+    ShardcoreTypeError
+        If the values are not integers.
+    ShardcoreValueError
+        If one does not fit int64.
+
+    Examples
+    --------
+    >>> integers([1, 2], "ids").dtype
+    dtype('int64')
+    """
+    try:
+        array: NDArray[Any] = np.asarray(values)
+    except ValueError as error:
+        raise ShardcoreTypeError(
+            f"{argument} must be an array of integers, got nested sequences of uneven length"
+        ) from error
+    if array.dtype == np.int64 or array.dtype == np.int32:
+        return np.ascontiguousarray(array) if array.ndim else array
+    if array.dtype.kind not in "iu":
+        if array.size == 0 and not isinstance(values, np.ndarray):
+            return array.astype(np.int64)
+        raise ShardcoreTypeError(f"{argument} must be integers, got dtype {array.dtype}")
+    if array.dtype.kind == "u" and array.dtype.itemsize == 8:
+        over = np.flatnonzero(array > np.uint64(np.iinfo(np.int64).max))
+        if over.size:
+            at = np.unravel_index(over[0], array.shape)
+            raise ShardcoreValueError(
+                f"{_place(argument, at)} = {array[at]} does not fit int64; hash it first with hash_ids"
+            )
+    wide: NDArray[np.int64] = array.astype(np.int64, order="C")
+    return wide
+
+
+def _place(argument: str, at: tuple[Any, ...]) -> str:
+    return f"{argument}[{', '.join(str(int(i)) for i in at)}]" if at else argument
+
+
+def _vector(values: ArrayLike, argument: str) -> NDArray[np.int32] | NDArray[np.int64]:
+    array = integers(values, argument)
+    if array.ndim != 1:
+        raise ShardcoreValueError(f"{argument} must be of rank 1, got shape {array.shape}")
+    return array
+
+
+def check_row_splits(
+    row_splits: ArrayLike, num_values: int, argument: str = "row_splits"
+) -> NDArray[np.int64]:
+    """Return `row_splits` as int64 after checking that it divides `num_values` values into bags.
+
+    Parameters
+    ----------
+    row_splits : array_like of int, shape (bags + 1,)
+    num_values : int
+        How many values there are.
+    argument : str
+        The caller's argument, for the message.
+
+    Returns
+    -------
+    ndarray of int64, shape (bags + 1,)
+
+    Raises
+    ------
+    ShardcoreTypeError, ShardcoreValueError
+        If it is not integers of rank 1, is empty, does not start at 0, decreases, or does not end
+        at `num_values`.
+
+    Examples
+    --------
+    >>> check_row_splits([0, 2, 2, 3], 3)
+    array([0, 2, 2, 3])
+    >>> check_row_splits([0, 2, 1], 1)
+    Traceback (most recent call last):
+    ...
+    shardcore.errors.ShardcoreValueError: row_splits must be non-decreasing: row_splits[2] = 1 < row_splits[1] = 2
+    """
+    splits = _vector(row_splits, argument).astype(np.int64, copy=False)
+    if splits.size == 0:
+        raise ShardcoreValueError(f"{argument} must hold at least one entry, the leading 0")
+    if splits[0] != 0:
+        raise ShardcoreValueError(f"{argument} must start at 0, got {argument}[0] = {splits[0]}")
+    bad = _kernel.first_descent(splits)
+    if bad >= 0:
+        raise ShardcoreValueError(
+            f"{argument} must be non-decreasing: {argument}[{bad}] = {splits[bad]} < "
+            f"{argument}[{bad - 1}] = {splits[bad - 1]}"
+        )
+    if splits[-1] != num_values:
+        raise ShardcoreValueError(
+            f"{argument} must end at the number of values, {num_values}, got "
+            f"{argument}[{splits.size - 1}] = {splits[-1]}"
+        )
+    return splits
+
+
+def row_splits_from_lengths(lengths: ArrayLike, argument: str = "lengths") -> NDArray[np.int64]:
+    """Return the running sums of bag lengths.
+
+    Parameters
+    ----------
+    lengths : array_like of int, shape (bags,)
+
+    Returns
+    -------
+    ndarray of int64, shape (bags + 1,)
+
+    Raises
+    ------
+    ShardcoreTypeError, ShardcoreValueError
+        If they are not integers of rank 1, one is negative, or their sum does not fit int64.
+
+    Examples
+    --------
+    >>> row_splits_from_lengths([2, 0, 1])
+    array([0, 2, 2, 3])
+    """
+    given = _vector(lengths, argument)
+    row_splits = np.empty(given.size + 1, np.int64)
+    bad = _kernel.splits_from_lengths(given, row_splits)
+    if bad >= 0:
+        if given[bad] < 0:
+            raise ShardcoreValueError(f"{argument} must be >= 0, got {argument}[{bad}] = {given[bad]}")
+        raise ShardcoreValueError(f"{argument} must sum to at most 2**63 - 1; it does not at {bad}")
+    return row_splits
+
+
+def lengths_from_row_splits(row_splits: ArrayLike) -> NDArray[np.int64]:
+    """Return how many values each bag has.
+
+    Parameters
+    ----------
+    row_splits : array_like of int, shape (bags + 1,)
+
+    Returns
+    -------
+    ndarray of int64, shape (bags,)
+
+    Raises
+    ------
+    ShardcoreTypeError, ShardcoreValueError
+        As `check_row_splits`, but for the number of values, which is taken from its end.
+
+    Examples
+    --------
+    >>> lengths_from_row_splits([0, 2, 2, 3])
+    array([2, 0, 1])
+    """
+    splits = _any_row_splits(row_splits)
+    lengths = np.empty(splits.size - 1, np.int64)
+    _kernel.lengths_from_splits(splits, lengths)
+    return lengths
+
+
+def row_ids_from_row_splits(row_splits: ArrayLike) -> NDArray[np.int64]:
+    """Return the bag of each value (the first half of the COO form).
+
+    Parameters
+    ----------
+    row_splits : array_like of int, shape (bags + 1,)
+
+    Returns
+    -------
+    ndarray of int64, shape (values,)
+
+    Raises
+    ------
+    ShardcoreTypeError, ShardcoreValueError
+        As `lengths_from_row_splits`.
+
+    Examples
+    --------
+    >>> row_ids_from_row_splits([0, 2, 2, 3])
+    array([0, 0, 2])
+    """
+    splits = _any_row_splits(row_splits)
+    row_ids = np.empty(int(splits[-1]), np.int64)
+    _kernel.row_ids_from_splits(splits, row_ids)
+    return row_ids
+
+
+def row_splits_from_row_ids(
+    row_ids: ArrayLike, num_rows: int, argument: str = "row_ids"
+) -> NDArray[np.int64]:
+    """Return the row splits of values whose bags are given, in non-decreasing order.
+
+    Parameters
+    ----------
+    row_ids : array_like of int, shape (values,)
+        Each in [0, num_rows), never below its predecessor.
+    num_rows : int
+        The number of bags; trailing empty ones are kept.
+
+    Returns
+    -------
+    ndarray of int64, shape (num_rows + 1,)
+
+    Raises
+    ------
+    ShardcoreIndexError
+        If a row id is out of range.
+    ShardcoreTypeError, ShardcoreValueError
+        If they are not integers of rank 1, or decrease.
+
+    Examples
+    --------
+    >>> row_splits_from_row_ids([0, 0, 2], 4)
+    array([0, 2, 2, 3, 3])
+    """
+    given = _vector(row_ids, argument)
+    if num_rows < 0:
+        raise ShardcoreValueError(f"num_rows must be >= 0, got {num_rows}")
+    row_splits = np.empty(num_rows + 1, np.int64)
+    bad = _kernel.splits_from_row_ids(given, row_splits)
+    if bad >= 0:
+        if not 0 <= given[bad] < num_rows:
+            raise ShardcoreIndexError(
+                f"{argument}[{bad}] = {given[bad]} is out of range: must be in [0, {num_rows})"
+            )
+        raise ShardcoreValueError(
+            f"{argument} must be non-decreasing: {argument}[{bad}] = {given[bad]} < "
+            f"{argument}[{bad - 1}] = {given[bad - 1]}"
+        )
+    return row_splits
+
+
+def _any_row_splits(row_splits: ArrayLike) -> NDArray[np.int64]:
+    splits = _vector(row_splits, "row_splits")
+    return check_row_splits(splits, int(splits[-1]) if splits.size else 0)
