@@ -1,0 +1,16 @@
+"""The CPU store: what every backend that keeps rows in this process's memory is built from.
+
+::
+
+    instruction_set   which compiled body of the row kernels runs here
+    memory            aligned, zeroed, huge-page-friendly arrays
+    threads           the one pool of threads of the process
+    segment_reduce    combine rows per bag                      (face of _core/rows.pxi)
+    occurrences       the rows of a batch, sorted and unique    (face of _core/occurrences.pyx)
+    update            sum gradients per row, call the optimizer (face of _core/rows.pxi)
+    scatter           apply values to rows in place             (face of _core/rows.pxi)
+    table             a table's rows and slots, with the operations above and one lock
+
+The faces check what they are given and choose the compiled body; the kernels only compute.
+A store knows nothing of hosts or messages.
+"""

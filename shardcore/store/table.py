@@ -1,0 +1,140 @@
+"""One table, or one host's shard of it: rows, optimizer slots, and what is done to them.
+
+Rows are local here: 0 to the number of rows of the shard. The lock lets lookups share the table and
+gives an update the table alone, so a lookup sees each row wholly before or after an update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardcore.dtypes import working_dtype
+from shardcore.initializers import fill
+from shardcore.optimizer import Optimizer
+from shardcore.store.lock import ReadWriteLock
+from shardcore.store.memory import aligned_zeros
+from shardcore.store.occurrences import Occurrences
+from shardcore.store.scatter import gather_rows, put_rows
+from shardcore.store.segment_reduce import reduce_bags, row_dots
+from shardcore.store.update import update_rows
+
+__all__ = ["StoreTable"]
+
+Ints = NDArray[np.int32] | NDArray[np.int64]
+
+
+class StoreTable:
+    """Rows and slots in this process's memory.
+
+    Parameters
+    ----------
+    rows, dim : int
+    dtype : numpy.dtype
+        One of the four table dtypes.
+    optimizer : Optimizer or None
+        Whose slots are kept beside the rows; None for a table that is never trained.
+
+    Attributes
+    ----------
+    rows : ndarray, shape (rows, dim)
+    slots : dict of slot name -> ndarray, shape (rows, dim) or (rows, 1)
+
+    Examples
+    --------
+    >>> table = StoreTable(4, 2, np.dtype("float32"), None)
+    >>> table.write(None, 1, np.ones((2, 2), np.float32))
+    >>> table.gather(None, np.array([0, 2]))
+    array([[0., 0.],
+           [1., 1.]], dtype=float32)
+    """
+
+    def __init__(
+        self, rows: int, dim: int, dtype: np.dtype[Any], optimizer: Optimizer | None
+    ) -> None:
+        self.rows = aligned_zeros((rows, dim), dtype)
+        self.slots: dict[str, NDArray[Any]] = {}
+        self._optimizer = optimizer
+        self._lock = ReadWriteLock()
+        for spec in optimizer.slots if optimizer is not None else ():
+            slot = aligned_zeros(spec.shape(rows, dim), spec.storage_dtype(dtype))
+            if spec.fill:
+                slot[...] = spec.fill
+            self.slots[spec.name] = slot
+
+    def initialise(
+        self, initializer: Callable[..., Any], global_rows: range, seed: int
+    ) -> None:
+        """Fill the rows with the initial values of the given rows of the whole table, in blocks."""
+        with self._lock.writing():
+            fill(self.rows, initializer, global_rows, seed)
+
+    def _array(self, slot: str | None) -> NDArray[Any]:
+        return self.rows if slot is None else self.slots[slot]
+
+    def lookup(
+        self,
+        ids: Ints,
+        row_splits: NDArray[np.int64],
+        weights: NDArray[Any] | None,
+        divisors: NDArray[Any] | None,
+    ) -> NDArray[Any]:
+        """Return the combined rows per bag, in the working dtype; ids are checked local rows."""
+        out = np.empty(
+            (row_splits.size - 1, self.rows.shape[1]), working_dtype(self.rows.dtype)
+        )
+        with self._lock.reading():
+            reduce_bags(self.rows, ids, row_splits, weights, divisors, out)
+        return out
+
+    def dots(
+        self, ids: Ints, row_splits: NDArray[np.int64], gradients: NDArray[Any]
+    ) -> NDArray[Any]:
+        """Return each occurrence's row times its bag's gradient."""
+        with self._lock.reading():
+            return row_dots(self.rows, ids, row_splits, gradients)
+
+    def apply(
+        self,
+        occurrences: Occurrences,
+        row_ids: NDArray[np.int64],
+        gradients: NDArray[Any],
+        hyper: tuple[float, ...],
+        step: int,
+    ) -> None:
+        """Update the rows of a batch with the table's optimizer."""
+        assert self._optimizer is not None, "the engine trains tables with an optimizer only"
+        with self._lock.writing():
+            update_rows(
+                self.rows,
+                self.slots,
+                occurrences,
+                row_ids,
+                gradients,
+                self._optimizer,
+                hyper,
+                step,
+            )
+
+    def gather(self, slot: str | None, ids: Ints) -> NDArray[Any]:
+        """Return copies of rows `ids` of the weights (None) or of a slot, in that order."""
+        with self._lock.reading():
+            return gather_rows(self._array(slot), ids)
+
+    def scatter(self, slot: str | None, ids: Ints, values: NDArray[Any]) -> None:
+        """Overwrite rows `ids` of the weights (None) or of a slot."""
+        with self._lock.writing():
+            put_rows(self._array(slot), ids, values)
+
+    def read(self, slot: str | None, start: int, stop: int) -> NDArray[Any]:
+        """Return a copy of rows [start, stop) of the weights (None) or of a slot."""
+        with self._lock.reading():
+            return self._array(slot)[start:stop].copy()
+
+    def write(self, slot: str | None, start: int, values: NDArray[Any]) -> None:
+        """Overwrite the rows from `start` on of the weights (None) or of a slot."""
+        with self._lock.writing():
+            self._array(slot)[start : start + values.shape[0]] = values
