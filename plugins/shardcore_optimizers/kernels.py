@@ -1,0 +1,19 @@
+"""The compiled updates, out of the module that was built for the best instruction set here."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from shardcore.dtypes import as_dtype, working_dtype
+from shardcore.optimizer import UpdateFunction
+
+__all__ = ["compiled_update"]
+
+
+def compiled_update(formula: Literal["sgd", "adagrad"], table_dtype: Any) -> UpdateFunction:
+    """Return the compiled update of a formula for tables of `table_dtype`."""
+    # Here, not above: only tables that train on a CPU need the compiled modules.
+    from shardcore.store.instruction_set import best_module
+
+    capsules = getattr(best_module("shardcore_optimizers._update"), formula)
+    return UpdateFunction.from_capsule(capsules[working_dtype(as_dtype(table_dtype)).name])

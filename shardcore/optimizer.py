@@ -1,0 +1,742 @@
+"""The contract of an optimizer: two pure functions over blocks of rows, optionally one in C.
+
+What an optimizer is
+--------------------
+An optimizer is a frozen dataclass: its fields are its parameters, nothing else is hidden in it. It
+holds no state of a table. The state lives beside the table's rows, in *slots* that it declares:
+one `SlotSpec` per slot, ``"element"`` for a value per weight or ``"row"`` for one value per row.
+
+What happens on a batch
+-----------------------
+The engine sums the gradients of all occurrences of a row, over all features of a table, and hands
+over each touched row once, in blocks of any size. For a block of n rows of dim columns
+
+- ``grad``      (n, dim)  the summed gradients,
+- ``rows``      (n, dim)  the weights,
+- ``slots``     {name: (n, dim) array, or (n, 1) for a ``"row"`` slot},
+- ``hyper``     one float per name in `Optimizer.hyper_names`, the same for the whole batch,
+- ``step``      1 for the first batch ever applied to the table, 2 for the second, …,
+- ``row_ids``   (n,) int64, the row numbers in the whole table, all different,
+
+`Optimizer.update` returns the new ``rows`` and ``slots``. Arrays of values arrive in the working
+dtype of the table: float64 for float64 tables, float32 for float32, float16 and bfloat16 tables. A
+row's result must depend on that row's data only, never on which other rows share its block: blocks
+differ between backends, threads and shards, the results must not.
+
+`update` and `init` change nothing they are given and are written against the Python array API
+(``xp = rows.__array_namespace__()``): NumPy runs them as they stand, JAX traces and compiles them.
+Hence no branches on values of arrays.
+
+The same in C
+-------------
+For speed on the CPU an optimizer may also hand over a compiled function through
+`Optimizer.compiled`, from any tool that can make one: Cython, C, C++, Rust, numba. With V = float
+for a working dtype of float32 and V = double for float64::
+
+    void update(int64_t count,            /* rows of this block, may be 0 */
+                int64_t dim,              /* columns of a row */
+                V *const *rows,           /* rows[i]: the dim values of row i, updated in place */
+                V *const *const *slots,   /* slots[k][i]: slot k of row i, dim values or 1, updated
+                                             in place; k in the order of Optimizer.slots */
+                const V *gradients,       /* count x dim, C-contiguous: the summed gradients */
+                const int64_t *row_ids,   /* row_ids[i]: the row's number in the whole table */
+                const double *hyper,      /* in the order of Optimizer.hyper_names */
+                int64_t step);            /* 1 for the first batch */
+
+It is called from several threads at once, without the GIL, over rows that never overlap. It must
+not raise, allocate Python objects, call back, or touch memory outside of what it is given. It must
+give the same numbers as `Optimizer.update`; results equal to the last bit need the same order of
+operations and a compiler that does not contract them (``-ffp-contract=off``).
+
+A capsule that carries such a function is named ``"shardcore.update_rows.float32"`` or
+``"shardcore.update_rows.float64"``.
+
+Examples
+--------
+A whole optimizer, heavy-ball momentum:
+
+>>> from dataclasses import dataclass
+>>> import numpy as np
+>>> from shardcore.optimizer import LearningRate, Optimizer, SlotSpec
+>>> from shardcore.optimizer import check_hyper_parameter, check_learning_rate
+>>> @dataclass(frozen=True, eq=False, repr=False)
+... class HeavyBall(Optimizer):
+...     learning_rate: LearningRate = 0.01
+...     momentum: float = 0.9
+...
+...     hyper_names = ("learning_rate", "momentum")
+...     slots = (SlotSpec("momenta", "element"),)
+...
+...     def __post_init__(self):
+...         check_learning_rate(self.learning_rate)
+...         check_hyper_parameter(self.momentum, "momentum", at_least=0)
+...
+...     def update(self, grad, rows, slots, hyper, step, row_ids):
+...         learning_rate, momentum = hyper
+...         momenta = momentum * slots["momenta"] + grad
+...         return rows - learning_rate * momenta, {"momenta": momenta}
+
+>>> optimizer = HeavyBall(learning_rate=0.5)
+>>> optimizer
+HeavyBall(learning_rate=0.5, momentum=0.9)
+>>> rows = np.ones((1, 2), np.float32)
+>>> grad = np.array([[1, 2]], np.float32)
+>>> slots = optimizer.init(rows)
+>>> for step in (1, 2):
+...     rows, slots = optimizer.update(
+...         grad, rows, slots, optimizer.hyper(), step, row_ids=np.array([7])
+...     )
+>>> rows
+array([[-0.45, -1.9 ]], dtype=float32)
+
+With an `OptimizerSpec` in a plugin (see `shardcore.hookspecs`) it becomes
+``shardcore.optimizers.HeavyBall``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import inspect
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from types import MethodType
+from typing import Any, ClassVar, Final, Literal, Self, TypeAlias
+
+import numpy as np
+
+from shardcore.dtypes import as_dtype, working_dtype
+from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
+
+__all__ = [
+    "Optimizer",
+    "SlotSpec",
+    "UpdateFunction",
+    "LearningRate",
+    "check_hyper_parameter",
+    "check_learning_rate",
+    "evaluate_learning_rate",
+    "update_prototype",
+]
+
+LearningRate: TypeAlias = float | Callable[[], float]
+"""A number >= 0, or a callable without arguments that is asked for one at every batch."""
+
+_FLOAT32_MAX: Final = float(np.finfo(np.float32).max)
+_CAPSULE_DTYPES: Final[Mapping[bytes, np.dtype[Any]]] = {
+    b"shardcore.update_rows.float32": np.dtype(np.float32),
+    b"shardcore.update_rows.float64": np.dtype(np.float64),
+}
+
+# Prototypes of our own: the attributes of ctypes.pythonapi are shared by the whole process.
+_capsule_name = ctypes.PYFUNCTYPE(ctypes.c_char_p, ctypes.py_object)(
+    ("PyCapsule_GetName", ctypes.pythonapi)
+)
+_capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+
+
+def _is_number(value: object) -> bool:
+    """Tell whether `value` is a real number; schedules of array libraries return 0-d arrays."""
+    if isinstance(value, bool | np.bool_):
+        return False
+    kind = getattr(getattr(value, "dtype", None), "kind", None)
+    return isinstance(value, Real) or (getattr(value, "ndim", None) == 0 and kind in (*"fiu",))
+
+
+def _check_number(
+    value: object, rule: str, at_least: float | None = None, above: float | None = None
+) -> float:
+    """Return `value` as a float, or raise "<rule>, got <value>"."""
+    if not _is_number(value):
+        raise ShardcoreTypeError(f"{rule}, got {value!r}")
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except OverflowError:  # an integer beyond float64
+        number = math.inf
+    if (
+        not math.isfinite(number)
+        or abs(number) > _FLOAT32_MAX
+        or (at_least is not None and number < at_least)
+        or (above is not None and number <= above)
+    ):
+        raise ShardcoreValueError(f"{rule}, got {value!r}")
+    return number
+
+
+def check_hyper_parameter(
+    value: object,
+    argument: str,
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+) -> float:
+    """Return a hyper-parameter as a float, or raise an error that names it.
+
+    Parameters
+    ----------
+    value : number
+        What the user gave. It must be finite in float32, the type most tables work in.
+    argument : str
+        The name of the user's argument.
+    at_least, above : float, optional
+        The lowest value accepted, or the value it must exceed.
+
+    Returns
+    -------
+    float
+
+    Raises
+    ------
+    ShardcoreTypeError
+        If it is no real number; a bool is none.
+    ShardcoreValueError
+        If it is not finite as float32, or out of bounds.
+
+    Examples
+    --------
+    >>> check_hyper_parameter(1, "epsilon", above=0)
+    1.0
+    >>> check_hyper_parameter(0, "epsilon", above=0)
+    Traceback (most recent call last):
+    shardcore.errors.ShardcoreValueError: epsilon must be a number > 0, finite as float32, got 0
+    """
+    bound = f" >= {at_least:g}" if at_least is not None else ""
+    bound += f" > {above:g}" if above is not None else ""
+    rule = f"{argument} must be a number{bound}, finite as float32"
+    return _check_number(value, rule, at_least, above)
+
+
+def check_learning_rate(value: object, argument: str = "learning_rate") -> LearningRate:
+    """Return a learning rate: a float >= 0, or the zero-argument callable that was given.
+
+    Parameters
+    ----------
+    value : number or callable
+        A number must be >= 0 and finite as float32. A callable is not called here; it is called by
+        `evaluate_learning_rate`, once per batch, in the thread that applies the gradients.
+    argument : str
+        The name of the user's argument.
+
+    Returns
+    -------
+    float or callable
+
+    Raises
+    ------
+    ShardcoreTypeError
+        If it is neither a number nor callable without arguments.
+    ShardcoreValueError
+        If it is negative or not finite as float32.
+
+    Examples
+    --------
+    >>> check_learning_rate(1)
+    1.0
+    >>> check_learning_rate(-1)
+    Traceback (most recent call last):
+    shardcore.errors.ShardcoreValueError: learning_rate must be a number >= 0, finite as float32, \
+or a zero-argument callable, got -1
+    """
+    rule = f"{argument} must be a number >= 0, finite as float32, or a zero-argument callable"
+    if not callable(value) or _is_number(value):
+        return _check_number(value, rule, at_least=0)
+    try:
+        inspect.signature(value).bind()
+    except TypeError as error:
+        raise ShardcoreTypeError(f"{rule}, got {_callable_name(value)}: {error}") from error
+    except ValueError:  # some built-in callables have no signature; calling them will tell
+        pass
+    return value
+
+
+def evaluate_learning_rate(value: LearningRate, argument: str = "learning_rate") -> float:
+    """Return the learning rate of the present batch: the number, or what the callable returns now.
+
+    Raises
+    ------
+    ShardcoreTypeError
+        If the callable returns no real number.
+    ShardcoreValueError
+        If it returns a negative number or one that is not finite as float32.
+
+    Examples
+    --------
+    >>> rates = iter([0.5, -0.5])
+    >>> rate = check_learning_rate(lambda: next(rates))
+    >>> evaluate_learning_rate(rate)
+    0.5
+    >>> evaluate_learning_rate(rate)
+    Traceback (most recent call last):
+    shardcore.errors.ShardcoreValueError: learning_rate() must return a number >= 0, finite as \
+float32, got -0.5
+    """
+    if not callable(value):
+        return float(value)
+    rule = f"{argument}() must return a number >= 0, finite as float32"
+    return _check_number(value(), rule, at_least=0)
+
+
+def _callable_name(function: Callable[..., object]) -> str:
+    """Return where a callable comes from, without its address in memory."""
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+@dataclass(frozen=True)
+class SlotSpec:
+    """One piece of optimizer state that a table keeps beside its rows.
+
+    Parameters
+    ----------
+    name : str
+        An identifier, unique within the optimizer, e.g. ``"accumulators"``.
+    kind : {"element", "row"}
+        A value per weight, or one value per row.
+    dtype : dtype, optional
+        The type it is stored in. None is the working dtype of the table: float64 for float64
+        tables, else float32. `Optimizer.update` gets and returns it in the working dtype always.
+    fill : float, default 0.0
+        The value it starts from.
+
+    Raises
+    ------
+    ShardcoreTypeError
+        If `dtype` is not a floating dtype.
+    ShardcoreValueError
+        If `name`, `kind` or `fill` break the rules above.
+
+    Examples
+    --------
+    >>> slot = SlotSpec("accumulators", "element", fill=0.1)
+    >>> slot.shape(rows=1000, dim=64), slot.storage_dtype("float16")
+    ((1000, 64), dtype('float32'))
+    >>> SlotSpec("accumulators", "row").shape(rows=1000, dim=64)
+    (1000, 1)
+    """
+
+    name: str
+    kind: Literal["row", "element"]
+    dtype: Any = None
+    fill: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.name, str) and self.name.isidentifier()):
+            raise ShardcoreValueError(f"name of a slot must be an identifier, got {self.name!r}")
+        if self.kind not in ("row", "element"):
+            raise ShardcoreValueError(
+                f"kind of slot {self.name!r} must be 'row' or 'element', got {self.kind!r}"
+            )
+        if self.dtype is not None:
+            dtype = as_dtype(self.dtype, f"dtype of slot {self.name!r}")
+            if dtype.kind != "f" and dtype.name != "bfloat16":
+                raise ShardcoreTypeError(
+                    f"dtype of slot {self.name!r} must be a floating dtype, got {dtype.name!r}"
+                )
+            object.__setattr__(self, "dtype", dtype)
+        fill = check_hyper_parameter(self.fill, f"fill of slot {self.name!r}")
+        object.__setattr__(self, "fill", fill)
+
+    def shape(self, rows: int, dim: int) -> tuple[int, int]:
+        """Return the slot's shape beside a table of (rows, dim): (rows, dim) or (rows, 1)."""
+        return (rows, dim if self.kind == "element" else 1)
+
+    def storage_dtype(self, table_dtype: Any) -> np.dtype[Any]:
+        """Return the dtype in which the slot of a table of `table_dtype` is stored."""
+        if self.dtype is not None:
+            return as_dtype(self.dtype)
+        return working_dtype(as_dtype(table_dtype))
+
+
+def update_prototype(dtype: Any) -> Any:
+    """Return the ctypes function type of a compiled update, see the module's C signature.
+
+    Parameters
+    ----------
+    dtype : "float32" or "float64"
+        The working dtype, V in the signature.
+
+    Raises
+    ------
+    ShardcoreTypeError
+        If it is another dtype.
+
+    Examples
+    --------
+    >>> update_prototype("float32")._argtypes_[4] == ctypes.POINTER(ctypes.c_float)
+    True
+    """
+    value_types = {"float32": ctypes.c_float, "float64": ctypes.c_double}
+    resolved = as_dtype(dtype)
+    if resolved.name not in value_types:
+        raise ShardcoreTypeError(
+            f"dtype of a compiled update must be float32 or float64, got {resolved.name!r}"
+        )
+    value = ctypes.POINTER(value_types[resolved.name])
+    return ctypes.CFUNCTYPE(
+        None,
+        ctypes.c_int64,
+        ctypes.c_int64,
+        ctypes.POINTER(value),
+        ctypes.POINTER(ctypes.POINTER(value)),
+        value,
+        ctypes.POINTER(ctypes.c_int64),
+        ctypes.POINTER(ctypes.c_double),
+        ctypes.c_int64,
+    )
+
+
+@dataclass(frozen=True)
+class UpdateFunction:
+    """The address of a compiled update, and what must stay alive as long as it is in use.
+
+    Made by `from_capsule`, `from_ctypes` or `from_address`. Two are equal if their addresses are.
+
+    Parameters
+    ----------
+    address : int
+        Where the function is, not 0.
+    owner : object
+        The capsule, library or callback that keeps it there.
+    dtype : dtype, optional
+        The working dtype it is compiled for, where that is known.
+
+    Raises
+    ------
+    ShardcoreValueError
+        If the address is not an integer > 0.
+
+    Examples
+    --------
+    A callback written in Python, to try the contract out; it holds the GIL, so it is not fast:
+
+    >>> def halve(count, dim, rows, slots, gradients, row_ids, hyper, step):
+    ...     for row in range(count):
+    ...         for column in range(dim):
+    ...             rows[row][column] -= hyper[0] * gradients[row * dim + column]
+    >>> function = UpdateFunction.from_ctypes(update_prototype("float32")(halve))
+    >>> rows = np.ones((1, 2), np.float32)
+    >>> grad = np.array([[1, 2]], np.float32)
+    >>> function.run(grad, rows, [], hyper=(0.5,), step=1, row_ids=np.array([7]))
+    >>> rows
+    array([[0.5, 0. ]], dtype=float32)
+    """
+
+    address: int
+    owner: object = dataclasses.field(compare=False, repr=False)
+    dtype: np.dtype[Any] | None = dataclasses.field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        address = self.address
+        if isinstance(address, bool) or not isinstance(address, int) or address <= 0:
+            raise ShardcoreValueError(
+                f"address of a compiled update must be an integer > 0, got {address!r}"
+            )
+
+    @classmethod
+    def from_capsule(cls, capsule: object) -> UpdateFunction:
+        """Take the function out of a PyCapsule, whose name says the dtype.
+
+        Raises
+        ------
+        ShardcoreTypeError
+            If it is no capsule.
+        ShardcoreValueError
+            If it has another name than the two documented ones.
+        """
+        if type(capsule).__name__ != "PyCapsule":
+            raise ShardcoreTypeError(f"capsule must be a PyCapsule, got {capsule!r}")
+        name = _capsule_name(capsule)
+        if name is None or name not in _CAPSULE_DTYPES:
+            allowed = " or ".join(repr(known.decode()) for known in _CAPSULE_DTYPES)
+            shown = name.decode(errors="replace") if name is not None else None
+            raise ShardcoreValueError(f"capsule must be named {allowed}, got {shown!r}")
+        return cls(_capsule_pointer(capsule, name), capsule, _CAPSULE_DTYPES[name])
+
+    @classmethod
+    def from_ctypes(cls, function: Any) -> UpdateFunction:
+        """Take a ctypes function: a callback, or one of a loaded library.
+
+        Its dtype is known if it was made by, or has the ``argtypes`` of, `update_prototype`.
+
+        Raises
+        ------
+        ShardcoreTypeError
+            If it is no ctypes function.
+        """
+        if not isinstance(function, ctypes._CFuncPtr):  # type: ignore[attr-defined]
+            raise ShardcoreTypeError(f"function must be a ctypes function, got {function!r}")
+        declared = tuple(function.argtypes or ())
+        dtype = None
+        for candidate in _CAPSULE_DTYPES.values():
+            if declared == tuple(update_prototype(candidate)._argtypes_):
+                dtype = candidate
+        return cls(ctypes.cast(function, ctypes.c_void_p).value or 0, function, dtype)
+
+    @classmethod
+    def from_address(cls, address: int, owner: object) -> UpdateFunction:
+        """Take a bare address, e.g. ``from_address(f.address, f)`` for ``f`` of ``numba.cfunc``."""
+        return cls(address, owner)
+
+    def address_for(self, dtype: Any) -> int:
+        """Return the address for tables whose working dtype is `dtype`.
+
+        Raises
+        ------
+        ShardcoreTypeError
+            If the function is known to be compiled for another one.
+        """
+        wanted = as_dtype(dtype)
+        if self.dtype is not None and self.dtype != wanted:
+            raise ShardcoreTypeError(
+                f"the compiled update works on {self.dtype.name}, the table on {wanted.name}"
+            )
+        return self.address
+
+    def run(
+        self,
+        grad: np.ndarray[Any, Any],
+        rows: np.ndarray[Any, Any],
+        slots: Sequence[np.ndarray[Any, Any]],
+        hyper: Sequence[float],
+        step: int,
+        row_ids: np.ndarray[Any, Any],
+    ) -> None:
+        """Run the function over a block of arrays, in place; for tests of an optimizer.
+
+        Tables are updated without this: a backend calls the address itself.
+
+        Parameters
+        ----------
+        grad : (n, dim) array of float32 or float64
+            The summed gradients.
+        rows : (n, dim) array of the same dtype
+            Updated in place.
+        slots : sequence of (n, dim) or (n, 1) arrays of the same dtype
+            In the order of `Optimizer.slots`; updated in place.
+        hyper : sequence of float
+        step : int
+        row_ids : (n,) array of int64
+
+        Raises
+        ------
+        ShardcoreTypeError
+            If a dtype is not the function's.
+        ShardcoreValueError
+            If a shape differs from the above, or an array is not C-contiguous and writeable.
+        """
+        if rows.ndim != 2:
+            raise ShardcoreValueError(f"rows must have shape (n, dim), got {rows.shape}")
+        count, dim = rows.shape
+        prototype = update_prototype(rows.dtype)
+        address = self.address_for(rows.dtype)
+        named = {"grad": grad, "rows": rows, **{f"slots[{k}]": s for k, s in enumerate(slots)}}
+        for name, array in named.items():
+            widths = (1, dim) if name.startswith("slots") else (dim,)
+            if array.dtype != rows.dtype:
+                raise ShardcoreTypeError(
+                    f"{name} must have the dtype of rows, {rows.dtype.name}, got {array.dtype.name}"
+                )
+            if array.ndim != 2 or array.shape[0] != count or array.shape[1] not in widths:
+                allowed = " or ".join(str((count, width)) for width in widths)
+                raise ShardcoreValueError(f"{name} must have shape {allowed}, got {array.shape}")
+            if not array.flags.c_contiguous or not (array.flags.writeable or name == "grad"):
+                raise ShardcoreValueError(f"{name} must be C-contiguous and writeable")
+        if row_ids.shape != (count,) or row_ids.dtype != np.int64 or not row_ids.flags.c_contiguous:
+            raise ShardcoreValueError(
+                f"row_ids must be a contiguous int64 array of shape ({count},), "
+                f"got {row_ids.dtype.name} {row_ids.shape}"
+            )
+        tables = [_row_addresses(array) for array in (rows, *slots)]
+        slot_tables = np.array([table.ctypes.data for table in tables[1:]], np.uintp)
+        values = np.array(hyper, np.float64)
+        arrays = (tables[0], slot_tables, grad, row_ids, values)
+        pointers = [
+            ctypes.cast(array.ctypes.data, kind)
+            for array, kind in zip(arrays, prototype._argtypes_[2:7], strict=True)
+        ]
+        prototype(address)(count, dim, *pointers, step)
+
+
+def _row_addresses(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return the address of each row of a 2-D array."""
+    offsets = np.arange(array.shape[0], dtype=np.uintp) * np.uintp(array.strides[0])
+    return offsets + np.uintp(array.ctypes.data)
+
+
+class Optimizer(ABC):
+    """Base of every optimizer; the module's text is the contract.
+
+    A subclass is decorated with ``@dataclass(frozen=True, eq=False, repr=False)``, has its
+    parameters as fields, checks them in ``__post_init__``, declares `slots` and `hyper_names` and
+    implements `update`. The rest is built from these.
+
+    Equal are two optimizers of the same class with equal parameters; parameters that are callable
+    are compared by identity, since two schedules that agree today may differ tomorrow.
+
+    Attributes
+    ----------
+    name : str
+        The name in checkpoints and listings; the class's own name unless it says otherwise.
+    hyper_names : tuple of str
+        The fields whose values `update` gets in ``hyper``, in order.
+    slots : tuple of SlotSpec
+        The state kept beside the rows, in order.
+    lazy : bool
+        True: only the rows that a batch touches are updated. False: all rows, each batch.
+
+    Raises
+    ------
+    ShardcoreTypeError
+        If a subclass that is no frozen dataclass is instantiated.
+    """
+
+    name: ClassVar[str]
+    hyper_names: ClassVar[tuple[str, ...]] = ("learning_rate",)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.name = cls.__dict__.get("name", cls.__name__)
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Refuse classes whose instances could change under a table that uses them."""
+        parameters = getattr(cls, "__dataclass_params__", None)
+        if parameters is None or not parameters.frozen:
+            raise ShardcoreTypeError(
+                f"optimizer class {cls.__name__} must be a frozen dataclass: "
+                "@dataclass(frozen=True, eq=False, repr=False)"
+            )
+        return super().__new__(cls)
+
+    @property
+    def slots(self) -> tuple[SlotSpec, ...]:
+        """The state kept beside the rows, in order; none unless a subclass says so."""
+        return ()
+
+    @property
+    def lazy(self) -> bool:
+        """Whether only the rows that a batch touches are updated."""
+        return True
+
+    def parameters(self) -> dict[str, Any]:
+        """Return the parameters as they were given, by name."""
+        fields = dataclasses.fields(self)  # type: ignore[arg-type]
+        return {field.name: getattr(self, field.name) for field in fields}
+
+    def hyper(self) -> tuple[float, ...]:
+        """Return the present values of `hyper_names`; a callable learning rate is called, once.
+
+        Returns
+        -------
+        tuple of float
+            What `update` and the compiled function get for one batch.
+
+        Raises
+        ------
+        ShardcoreError
+            If the learning rate's callable returns no finite number >= 0.
+        """
+        return tuple(evaluate_learning_rate(getattr(self, name), name) for name in self.hyper_names)
+
+    def init(self, rows: Any) -> dict[str, Any]:
+        """Return the slots of rows that were never updated.
+
+        Parameters
+        ----------
+        rows : (n, dim) array
+
+        Returns
+        -------
+        dict
+            By slot name, (n, dim) or (n, 1) arrays filled with the slot's ``fill``.
+        """
+        xp = rows.__array_namespace__()
+        count, dim = rows.shape
+        return {
+            slot.name: xp.full(
+                slot.shape(count, dim), slot.fill, dtype=slot.storage_dtype(rows.dtype)
+            )
+            for slot in self.slots
+        }
+
+    @abstractmethod
+    def update(
+        self,
+        grad: Any,
+        rows: Any,
+        slots: Mapping[str, Any],
+        hyper: Sequence[float],
+        step: int,
+        row_ids: Any,
+    ) -> tuple[Any, Mapping[str, Any]]:
+        """Return the new rows and slots of a block; the arguments are told in the module's text.
+
+        Parameters
+        ----------
+        grad, rows : (n, dim) arrays
+        slots : mapping of (n, dim) or (n, 1) arrays
+        hyper : sequence of float
+        step : int
+        row_ids : (n,) int64 array
+
+        Returns
+        -------
+        rows : (n, dim) array
+        slots : mapping with the same names
+        """
+
+    def compiled(self, dtype: Any) -> UpdateFunction | None:
+        """Return the compiled form of `update` for tables of `dtype`, or None if there is none.
+
+        Parameters
+        ----------
+        dtype : dtype
+            The table's. The function works on its working dtype: double for float64, else float.
+        """
+        return None
+
+    def config(self) -> dict[str, Any]:
+        """Return name and parameters, ready for JSON; a callable appears by where it comes from.
+
+        Returns
+        -------
+        dict
+            ``{"name": ..., parameter: value, ...}``, a callable being
+            ``{"callable": "module.name"}``.
+        """
+        return {
+            "name": self.name,
+            **{
+                name: {"callable": _callable_name(value)} if callable(value) else value
+                for name, value in self.parameters().items()
+            },
+        }
+
+    def _key(self) -> tuple[object, ...]:
+        """Return what makes two optimizers equal; a method is made anew at each access."""
+        return (
+            type(self),
+            *(
+                id(value) if callable(value) and not isinstance(value, MethodType) else value
+                for value in self.parameters().values()
+            ),
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Optimizer):
+            return NotImplemented
+        return self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __repr__(self) -> str:
+        shown = (
+            f"{name}=<{_callable_name(value)}>" if callable(value) else f"{name}={value!r}"
+            for name, value in self.parameters().items()
+        )
+        return f"{type(self).__name__}({', '.join(shown)})"
