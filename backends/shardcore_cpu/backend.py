@@ -1,0 +1,110 @@
+"""The embedded backend: one host, one store, all the cores of this process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardcore.backend import Backend, TableBatch, TableSpec, TableUpdate
+from shardcore.batch import gradient_rows, sorted_rows
+from shardcore.dtypes import working_dtype
+from shardcore.store.occurrences import Occurrences
+from shardcore.store.table import StoreTable
+
+__all__ = ["CpuBackend"]
+
+
+class CpuBackend(Backend):
+    """Tables in the memory of this process.
+
+    Examples
+    --------
+    >>> import shardcore as sc
+    >>> sc.get_backend("cpu").num_hosts
+    1
+    """
+
+    name = "cpu"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._tables: dict[str, StoreTable] = {}
+
+    def create_table(self, spec: TableSpec) -> None:
+        """Create rows and slots, aligned, on huge pages where the system has them."""
+        table = StoreTable(spec.num_rows, spec.dim, spec.dtype, spec.optimizer)
+        table.initialise(spec.initializer, range(spec.num_rows), spec.seed)
+        self._tables[spec.name] = table
+        self.specs[spec.name] = spec
+
+    def drop_table(self, table: str) -> None:
+        """Forget a table; its memory goes with the last view of it."""
+        del self._tables[table]
+        del self.specs[table]
+
+    def gather(self, table: str, slot: str | None, rows: NDArray[np.int64]) -> NDArray[Any]:
+        """Return copies of rows in request order."""
+        return self._tables[table].gather(slot, rows)
+
+    def scatter(
+        self, table: str, slot: str | None, rows: NDArray[np.int64], values: NDArray[Any]
+    ) -> None:
+        """Overwrite distinct rows."""
+        self._tables[table].scatter(slot, rows, values)
+
+    def read(self, table: str, slot: str | None, start: int, stop: int) -> NDArray[Any]:
+        """Return a copy of the rows [start, stop)."""
+        return self._tables[table].read(slot, start, stop)
+
+    def write(self, table: str, slot: str | None, start: int, values: NDArray[Any]) -> None:
+        """Overwrite the rows from `start` on."""
+        self._tables[table].write(slot, start, values)
+
+    def lookup(self, batches: Sequence[TableBatch]) -> list[list[NDArray[Any]]]:
+        """Combine the rows of every bag; a training batch's rows are sorted on the way."""
+        activations = []
+        for batch in batches:
+            table = self._tables[batch.table]
+            activations.append(
+                [
+                    table.lookup(bags.ids, bags.row_splits, bags.weights, bags.divisors)
+                    for bags in batch.features
+                ]
+            )
+            if batch.training:
+                batch.route = self._sorted(batch, (True,) * len(batch.features))
+        return activations
+
+    def apply(self, updates: Sequence[TableUpdate]) -> None:
+        """Update each touched row once, in one pass over the sorted rows."""
+        for update in updates:
+            batch, active = update.batch, update.active
+            # A feature without a gradient must leave its rows alone: sort again without it.
+            occurrences = batch.route if all(active) else self._sorted(batch, active)
+            pairs = [
+                (bags, gradient)
+                for bags, gradient in zip(batch.features, update.gradients, strict=True)
+                if gradient is not None
+            ]
+            gradients = gradient_rows([bags for bags, _ in pairs], [grad for _, grad in pairs])
+            self._tables[batch.table].apply(
+                occurrences, occurrences.rows, gradients, update.hyper, update.step
+            )
+
+    def weight_dots(self, update: TableUpdate) -> list[NDArray[Any] | None]:
+        """Return each occurrence's row times its bag's gradient, per feature with a gradient."""
+        table = self._tables[update.batch.table]
+        return [
+            None
+            if gradient is None
+            else table.dots(bags.ids, bags.row_splits, np.ascontiguousarray(gradient))
+            for bags, gradient in zip(update.batch.features, update.gradients, strict=True)
+        ]
+
+    def _sorted(self, batch: TableBatch, active: tuple[bool, ...]) -> Occurrences:
+        spec = self.specs[batch.table]
+        features = [bags for bags, used in zip(batch.features, active, strict=True) if used]
+        return sorted_rows(features, spec.num_rows, working_dtype(spec.dtype))

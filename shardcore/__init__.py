@@ -1,0 +1,96 @@
+"""shardcore: sharded embedding tables for any framework, on any device.
+
+The map, from what a caller touches down to the ground::
+
+    ShardedEmbedding   embedding       features in, activations out, gradients back
+    Checkpoint         checkpoint/     saved on N hosts, restored on M
+    ShardedVariable    variable        a NumPy array that lives in shards
+    embedding_lookup…  lookup          TensorFlow's lookups, over any of these
+    get_backend, …     registry        backends and optimizers arrive through plugins
+    TableConfig, …     config          what a table and a feature are
+    Ragged, Sparse     ragged          bags of ids, the one input form
+    Layout             layout          which shard has which row
+    initializers, partitioners, optimizers
+                       store/          rows and slots on a CPU, one pool of threads
+                       _core/          the kernels
+
+Backends: ``shardcore_cpu`` (default), ``shardcore_sim``. Optimizers: ``shardcore_optimizers``. They
+are found through the entry-point group ``shardcore``, as anybody's are. `shardcore.reference` holds
+readable NumPy twins of the kernels.
+"""
+
+from __future__ import annotations
+
+from shardcore import checkpoint, initializers, optimizers
+from shardcore.backend import Backend
+from shardcore.checkpoint import Checkpoint
+from shardcore.config import FeatureConfig, QuantizationConfig, TableConfig
+from shardcore.embedding import ShardedEmbedding
+from shardcore.errors import ShardcoreError
+from shardcore.hashing import hash_ids
+from shardcore.hookspecs import BackendSpec, OptimizerSpec, hookimpl
+from shardcore.layout import Layout, Partition
+from shardcore.lookup import (
+    embedding_lookup,
+    embedding_lookup_sparse,
+    safe_embedding_lookup_sparse,
+)
+from shardcore.optimizer import Optimizer, SlotSpec, UpdateFunction
+from shardcore.partitioned_variables import create_partitioned_variables
+from shardcore.partitioners import (
+    FixedShardsPartitioner,
+    MaxSizePartitioner,
+    MinSizePartitioner,
+    Partitioner,
+    fixed_size_partitioner,
+    min_max_variable_partitioner,
+    variable_axis_size_partitioner,
+)
+from shardcore.ragged import Ragged, Sparse
+from shardcore.registry import BackendInfo, backends, get_backend
+from shardcore.store.threads import get_num_threads, set_num_threads
+from shardcore.variable import ShardedVariable, create_variable
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Backend",
+    "BackendInfo",
+    "BackendSpec",
+    "Checkpoint",
+    "FeatureConfig",
+    "FixedShardsPartitioner",
+    "Layout",
+    "MaxSizePartitioner",
+    "MinSizePartitioner",
+    "Optimizer",
+    "OptimizerSpec",
+    "Partition",
+    "Partitioner",
+    "QuantizationConfig",
+    "Ragged",
+    "ShardcoreError",
+    "ShardedEmbedding",
+    "ShardedVariable",
+    "SlotSpec",
+    "Sparse",
+    "TableConfig",
+    "UpdateFunction",
+    "backends",
+    "checkpoint",
+    "create_partitioned_variables",
+    "create_variable",
+    "embedding_lookup",
+    "embedding_lookup_sparse",
+    "fixed_size_partitioner",
+    "get_backend",
+    "get_num_threads",
+    "hash_ids",
+    "hookimpl",
+    "initializers",
+    "min_max_variable_partitioner",
+    "optimizers",
+    "safe_embedding_lookup_sparse",
+    "set_num_threads",
+    "variable_axis_size_partitioner",
+]

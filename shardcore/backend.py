@@ -1,0 +1,314 @@
+"""What a backend is: an owner of tables that looks rows up and applies gradients to them.
+
+The contract
+------------
+A backend holds tables: rows and, for tables with an optimizer, the slots the optimizer declares,
+named by it. The engine decides everything else (which ids are valid, how bags are divided, which
+learning rate holds) and speaks to the backend in whole batches.
+
+Four methods make a backend: `create_table`, `drop_table`, `gather` and `scatter`. The base class
+builds the others from them, over the same kernels as the embedded backend, and gives the same
+results; a backend overrides them for speed.
+
+* Rows are global everywhere: where a row lives is the backend's business. `layout` tells it.
+* ``slot=None`` means the weights, a name that optimizer slot; row slots have one column.
+* Rows of `scatter` are distinct. All row numbers are int64, checked, in range.
+* `lookup` and `apply` are given all tables of a batch in one call. `apply` gets the very
+  `TableBatch` objects that `lookup` got, whose ``route`` is the backend's to use.
+* Sums have one order, on every backend: a bag in occurrence order; a row's gradient in (feature,
+  global bag, position) order, runs above 4,096 occurrences in blocks of 4,096 counted from the
+  first, blocks added in order.
+* A call that raises has changed nothing.
+* Calls may come from several threads; a lookup sees each row wholly before or after an update.
+* After `close` nothing is called any more.
+
+Examples
+--------
+A whole backend, tables in a dictionary of NumPy arrays:
+
+>>> from shardcore.initializers import fill
+>>> class Dictionary(Backend):
+...     name = "dictionary"
+...
+...     def __init__(self):
+...         super().__init__()
+...         self._arrays = {}
+...
+...     def create_table(self, spec):
+...         rows = np.empty((spec.num_rows, spec.dim), spec.dtype)
+...         fill(rows, spec.initializer, range(spec.num_rows), spec.seed)
+...         self._arrays[spec.name, None] = rows
+...         for slot in spec.optimizer.slots if spec.optimizer else ():
+...             shape = slot.shape(spec.num_rows, spec.dim)
+...             dtype = slot.storage_dtype(spec.dtype)
+...             self._arrays[spec.name, slot.name] = np.full(shape, slot.fill, dtype)
+...         self.specs[spec.name] = spec
+...
+...     def drop_table(self, table):
+...         del self.specs[table]
+...         for key in [key for key in self._arrays if key[0] == table]:
+...             del self._arrays[key]
+...
+...     def gather(self, table, slot, rows):
+...         return self._arrays[table, slot][rows]
+...
+...     def scatter(self, table, slot, rows, values):
+...         self._arrays[table, slot][rows] = values
+
+>>> from shardcore.initializers import RowId
+>>> backend = Dictionary()
+>>> backend.create_table(TableSpec("t", 5, 2, np.dtype("float32"), RowId(), 0))
+>>> bags = FeatureBags(np.array([4, 1, 2]), np.array([0, 2, 3]))
+>>> backend.lookup([TableBatch("t", (bags,))])[0][0]
+array([[5., 5.],
+       [2., 2.]], dtype=float32)
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardcore.batch import (
+    FeatureBags,
+    TableBatch,
+    TableSpec,
+    TableUpdate,
+    gradient_rows,
+    sorted_rows,
+)
+from shardcore.dtypes import working_dtype
+from shardcore.layout import Layout
+from shardcore.store.segment_reduce import reduce_bags, row_dots
+from shardcore.store.update import accumulate
+
+__all__ = [
+    "Backend",
+    "BackendRowStore",
+    "FeatureBags",
+    "TableBatch",
+    "TableSpec",
+    "TableUpdate",
+]
+
+
+class Backend(ABC):
+    """Base of every backend; the module's docstring is the contract.
+
+    Attributes
+    ----------
+    name : str
+        The name it is asked for by.
+    specs : dict of table name -> TableSpec
+        The tables it holds; `create_table` adds to it, `drop_table` takes away.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self) -> None:
+        self.specs: dict[str, TableSpec] = {}
+
+    # --- what every backend writes ---------------------------------------------------------------
+
+    @abstractmethod
+    def create_table(self, spec: TableSpec) -> None:
+        """Create the table's rows from its initializer, and its slots from their fill."""
+
+    @abstractmethod
+    def drop_table(self, table: str) -> None:
+        """Forget a table."""
+
+    @abstractmethod
+    def gather(self, table: str, slot: str | None, rows: NDArray[np.int64]) -> NDArray[Any]:
+        """Return copies of rows, (len(rows), dim) or (len(rows), 1), in request order."""
+
+    @abstractmethod
+    def scatter(
+        self, table: str, slot: str | None, rows: NDArray[np.int64], values: NDArray[Any]
+    ) -> None:
+        """Overwrite distinct rows with values of the same dtype."""
+
+    # --- what it may write better ----------------------------------------------------------------
+
+    @property
+    def num_hosts(self) -> int:
+        """Hosts that samples and rows are spread over."""
+        return 1
+
+    def layout(self, table: str) -> Layout:
+        """Return which host, as a shard, holds which row."""
+        spec = self.specs[table]
+        make = Layout.mod if spec.layout == "mod" else Layout.div
+        return make(spec.num_rows, self.num_hosts)
+
+    def read(self, table: str, slot: str | None, start: int, stop: int) -> NDArray[Any]:
+        """Return a copy of the rows [start, stop)."""
+        return self.gather(table, slot, np.arange(start, stop, dtype=np.int64))
+
+    def write(self, table: str, slot: str | None, start: int, values: NDArray[Any]) -> None:
+        """Overwrite the rows from `start` on."""
+        self.scatter(table, slot, np.arange(start, start + len(values), dtype=np.int64), values)
+
+    def shards(self, table: str, slot: str | None) -> list[NDArray[Any]]:
+        """Return copies of the rows of each host, in local order."""
+        layout = self.layout(table)
+        return [
+            self.gather(table, slot, layout.global_rows(host)) for host in range(layout.num_shards)
+        ]
+
+    def lookup(self, batches: Sequence[TableBatch]) -> list[list[NDArray[Any]]]:
+        """Return the combined rows of every feature of every table.
+
+        Parameters
+        ----------
+        batches : sequence of TableBatch
+
+        Returns
+        -------
+        list, per batch, of lists, per feature, of ndarray of the working dtype, (bags, dim)
+        """
+        return [self._lookup_table(batch) for batch in batches]
+
+    def apply(self, updates: Sequence[TableUpdate]) -> None:
+        """Update every row that a feature with a gradient names, once, with the table's optimizer.
+
+        Parameters
+        ----------
+        updates : sequence of TableUpdate
+            At most one per table.
+        """
+        for update in updates:
+            self._apply_table(update)
+
+    def weight_dots(self, update: TableUpdate) -> list[NDArray[Any] | None]:
+        """Return, per feature with a gradient, each occurrence's row times its bag's gradient.
+
+        The rows are those before the update.
+        """
+        dots: list[NDArray[Any] | None] = []
+        for bags, gradient in zip(update.batch.features, update.gradients, strict=True):
+            if gradient is None:
+                dots.append(None)
+                continue
+            rows, ids = self._compact(update.batch.table, bags.ids)
+            dots.append(row_dots(rows, ids, bags.row_splits, np.ascontiguousarray(gradient)))
+        return dots
+
+    def counters(self) -> dict[str, int]:
+        """Return what the backend has counted since it was made; names are its own."""
+        return {}
+
+    def close(self) -> None:
+        """Give everything back."""
+        self.specs.clear()
+
+    # --- how the base class does it --------------------------------------------------------------
+
+    def _compact(self, table: str, ids: Any) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Return the distinct rows that are named, and the ids renumbered to them."""
+        unique, inverse = np.unique(ids, return_inverse=True)
+        rows = np.ascontiguousarray(self.gather(table, None, unique.astype(np.int64)))
+        return rows, inverse.astype(np.int64, copy=False)
+
+    def _lookup_table(self, batch: TableBatch) -> list[NDArray[Any]]:
+        spec = self.specs[batch.table]
+        activations = []
+        for bags in batch.features:
+            rows, ids = self._compact(batch.table, bags.ids)
+            out = np.empty((bags.num_bags, spec.dim), working_dtype(spec.dtype))
+            reduce_bags(rows, ids, bags.row_splits, bags.weights, bags.divisors, out)
+            activations.append(out)
+        return activations
+
+    def _apply_table(self, update: TableUpdate) -> None:
+        batch, spec = update.batch, self.specs[update.batch.table]
+        optimizer = spec.optimizer
+        assert optimizer is not None, "the engine trains tables with an optimizer only"
+        pairs = [
+            (bags, gradient)
+            for bags, gradient in zip(batch.features, update.gradients, strict=True)
+            if gradient is not None
+        ]
+        value = working_dtype(spec.dtype)
+        features, gradients = [bags for bags, _ in pairs], [gradient for _, gradient in pairs]
+        occurrences = sorted_rows(features, spec.num_rows, value)
+        rows = occurrences.rows
+        new_rows, new_slots = optimizer.update(
+            accumulate(occurrences, gradient_rows(features, gradients)),
+            self.gather(batch.table, None, rows).astype(value, copy=False),
+            {
+                slot.name: self.gather(batch.table, slot.name, rows).astype(value, copy=False)
+                for slot in optimizer.slots
+            },
+            update.hyper,
+            update.step,
+            rows,
+        )
+        for slot in optimizer.slots:
+            stored = np.asarray(new_slots[slot.name]).astype(slot.storage_dtype(spec.dtype))
+            self.scatter(batch.table, slot.name, rows, stored)
+        self.scatter(batch.table, None, rows, np.asarray(new_rows).astype(spec.dtype))
+
+
+class BackendRowStore:
+    """A table of a backend, or one of its slots, as the rows of a `ShardedVariable`.
+
+    Parameters
+    ----------
+    backend : Backend
+    table : str
+    slot : str or None
+        None: the weights.
+    """
+
+    def __init__(self, backend: Backend, table: str, slot: str | None = None) -> None:
+        self._backend = backend
+        self._table = table
+        self._slot = slot
+        spec = backend.specs[table]
+        self._row_shape: tuple[int, ...] = (spec.dim,)
+        self._dtype = spec.dtype
+        if slot is not None:
+            assert spec.optimizer is not None, "only tables with an optimizer have slots"
+            declared = {one.name: one for one in spec.optimizer.slots}[slot]
+            self._row_shape = declared.shape(spec.num_rows, spec.dim)[1:]
+            self._dtype = declared.storage_dtype(spec.dtype)
+
+    @property
+    def layout(self) -> Layout:
+        """Which host, as a shard, holds which row."""
+        return self._backend.layout(self._table)
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """Shape of one row."""
+        return self._row_shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Element type of the rows."""
+        return self._dtype
+
+    def gather(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+        """Return the rows in request order."""
+        return self._backend.gather(self._table, self._slot, rows)
+
+    def scatter(self, rows: NDArray[np.int64], values: NDArray[Any]) -> None:
+        """Overwrite distinct rows."""
+        self._backend.scatter(self._table, self._slot, rows, values)
+
+    def read(self, start: int, stop: int) -> NDArray[Any]:
+        """Return a copy of the rows [start, stop)."""
+        return self._backend.read(self._table, self._slot, start, stop)
+
+    def write(self, start: int, stop: int, values: NDArray[Any]) -> None:
+        """Overwrite the rows [start, stop)."""
+        self._backend.write(self._table, self._slot, start, values)
+
+    def shards(self) -> list[NDArray[Any]]:
+        """Return copies of the rows of each host, in local order."""
+        return self._backend.shards(self._table, self._slot)

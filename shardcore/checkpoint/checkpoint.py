@@ -1,0 +1,193 @@
+"""Checkpoint: named objects, saved as one step and restored all or none."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from shardcore.checkpoint.adapters import as_checkpointable
+from shardcore.checkpoint.directory import as_path, as_step
+from shardcore.checkpoint.reader import OpenStep
+from shardcore.checkpoint.state import Checkpointable, RestorePlan, SavedTensor
+from shardcore.checkpoint.writer import write_step
+from shardcore.errors import ShardcoreRuntimeError, ShardcoreValueError
+
+__all__ = ["Checkpoint"]
+
+_SLOTS = ("load", "reset")
+
+
+class Checkpoint:
+    """Named objects that are saved and restored together.
+
+    Parameters
+    ----------
+    **objects : Checkpointable, numpy.ndarray, ShardedVariable, or a structure of arrays
+        At least one; a structure is a nested dict, list or tuple of arrays and variables. An
+        engine saves its tables, their optimizer slots and its step counters; arrays and variables
+        are restored in place and must have the saved shape and dtype.
+
+    Attributes
+    ----------
+    skipped : dict of str to tuple of str
+        What the last `restore` did not take from the checkpoint, per object: the slots of an
+        engine without an optimizer, and every tensor of an object that was not asked for.
+
+    Raises
+    ------
+    ShardcoreTypeError, ShardcoreValueError
+        If there is no object, or one that cannot be saved.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> weights = {"kernel": np.arange(4.0), "bias": np.zeros(1)}
+    >>> checkpoint = Checkpoint(dense=weights)
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     path = checkpoint.save(root, step=12)
+    ...     weights["kernel"][:] = 0
+    ...     path.name, checkpoint.restore(root)
+    ('step-00000012', 12)
+    >>> weights["kernel"]
+    array([0., 1., 2., 3.])
+    """
+
+    def __init__(self, /, **objects: object) -> None:
+        if not objects:
+            raise ShardcoreValueError("Checkpoint needs at least one named object")
+        for name in objects:
+            if not name or "/" in name or not name.isprintable():
+                raise ShardcoreValueError(
+                    f"object names must be non-empty, printable and without '/', got {name!r}"
+                )
+        self._objects: dict[str, Checkpointable] = {
+            name: as_checkpointable(name, value) for name, value in objects.items()
+        }
+        self.skipped: dict[str, tuple[str, ...]] = {}
+
+    def save(self, root: str | os.PathLike[str], step: int) -> Path:
+        """Save all objects as one step, which becomes visible whole or not at all.
+
+        Parameters
+        ----------
+        root : path
+            Directory of all steps; created if missing.
+        step : int
+            At least 0. A step is never overwritten; saving the same content again succeeds.
+
+        Returns
+        -------
+        pathlib.Path
+            The step directory, ``root/step-00000012``.
+
+        Raises
+        ------
+        ShardcoreValueError
+            If the step exists already with another content.
+        NotCommittedError
+            If storage failed before the step became visible; nothing is left of it.
+        DurabilityUnknownError
+            If the step is visible, but the disk did not confirm that it will stay.
+        """
+        directory = as_path(root, "root")
+        number = as_step(step)
+        objects = {
+            name: (value.checkpoint_metadata(), value.checkpoint_tensors())
+            for name, value in self._objects.items()
+        }
+        return write_step(directory, number, objects)
+
+    def restore(self, path: str | os.PathLike[str], *, slots: str = "load") -> int:
+        """Restore all objects, or raise and change none.
+
+        Every object first checks the checkpoint against itself. If one of them holds values that
+        are in use, all bytes to be restored are verified before the first is replaced. They are
+        verified again as they are loaded: storage that fails between the two raises, and leaves
+        arrays and variables restored in part.
+
+        Parameters
+        ----------
+        path : path
+            A step directory, or a root, of which the newest step is taken.
+        slots : {"load", "reset"}, default "load"
+            Whether optimizer slots are restored or begin anew.
+
+        Returns
+        -------
+        int
+            The step restored.
+
+        Raises
+        ------
+        ShardcoreValueError
+            If the checkpoint lacks an object, or does not fit one.
+        CorruptCheckpointError
+            If it is damaged.
+        ShardcoreOSError
+            If there is no checkpoint or it cannot be read.
+        """
+        if slots not in _SLOTS:
+            raise ShardcoreValueError(f"slots must be 'load' or 'reset', got {slots!r}")
+        with OpenStep(path) as saved:
+            records = saved.manifest.objects
+            missing = [name for name in self._objects if name not in records]
+            if missing:
+                unasked = [name for name in records if name not in self._objects]
+                raise ShardcoreValueError(
+                    f"checkpoint {saved.path} does not hold the objects {missing}; "
+                    f"not asked for, it holds {unasked}"
+                )
+            plans: dict[str, RestorePlan] = {}
+            unfinished: dict[str, RestorePlan] = {}
+            try:
+                for name, value in self._objects.items():
+                    record = records[name]
+                    tensors = {
+                        key: SavedTensor(tensor.shape, tensor.stored.dtype)
+                        for key, tensor in record.tensors.items()
+                    }
+                    plan = value.checkpoint_restore(record.metadata, tensors, slots=slots)
+                    plans[name] = unfinished[name] = plan
+                    unknown = [key for key in plan.writes if key not in tensors]
+                    if unknown:
+                        raise ShardcoreRuntimeError(
+                            f"object {name!r} restores the tensors {unknown}, which the "
+                            "checkpoint does not hold"
+                        )
+                self._load(saved, plans)
+                for name, plan in plans.items():
+                    del unfinished[name]
+                    plan.commit()
+            except BaseException as error:
+                for name, plan in unfinished.items():
+                    try:
+                        plan.abort()
+                    except Exception as failure:  # the others must still be aborted
+                        error.add_note(f"abort of object {name!r} failed: {failure!r}")
+                raise
+            self.skipped = {}
+            for name, record in records.items():
+                plan = plans.get(name, RestorePlan({}, live=False))
+                unread = [key or name for key in record.tensors if key not in plan.writes]
+                skipped = tuple(dict.fromkeys((*plan.skipped, *unread)))
+                if skipped:
+                    self.skipped[name] = skipped
+            return saved.manifest.step
+
+    def _load(self, saved: OpenStep, plans: dict[str, RestorePlan]) -> None:
+        records = saved.manifest.objects
+        wanted = [
+            (records[name].tensors[key], write)
+            for name, plan in plans.items()
+            for key, write in plan.writes.items()
+        ]
+        if any(plan.live for plan in plans.values()):
+            for tensor, _ in wanted:
+                saved.verify_tensor(tensor)
+        for tensor, write in wanted:
+            for box, values in saved.blocks(tensor):
+                write(box, values)
+
+    def __repr__(self) -> str:
+        return f"Checkpoint({', '.join(self._objects)})"

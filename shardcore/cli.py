@@ -1,0 +1,83 @@
+"""The console command ``shardcore``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from shardcore.demo.options import add_arguments, options_of, require_packages
+from shardcore.errors import ShardcoreError
+
+__all__ = ["main"]
+
+_FAILED = 2
+_INTERRUPTED = 130  # 128 + SIGINT, as shells count
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line and return the exit code.
+
+    Parameters
+    ----------
+    argv : sequence of str, optional
+        The arguments after the program's name; those of this process by default.
+
+    Returns
+    -------
+    int
+        0 on success, 2 after an error, 130 after an interruption.
+
+    Raises
+    ------
+    SystemExit
+        If the command line itself is wrong (code 2), or asks for help (code 0).
+    """
+    arguments = _parser().parse_args(argv)
+    try:
+        arguments.run(arguments)
+    except ShardcoreError as error:
+        print(f"shardcore: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return _FAILED
+    except KeyboardInterrupt as interruption:
+        saved = str(interruption) or "no checkpoint was saved"
+        print(f"shardcore: interrupted: {saved}", file=sys.stderr)
+        return _INTERRUPTED
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="shardcore", description="Sharded embedding tables for any framework, on any device."
+    )
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    info = commands.add_parser("info", help="versions, processor, threads, backends and plugins")
+    info.set_defaults(run=_info)
+    summary = "learn which module of the standard library a function comes from"
+    demo = commands.add_parser(
+        "demo",
+        help=summary,
+        description=f"{summary.capitalize()}, on a sharded table; then save, restore on another "
+        "number of hosts, compare, and draw what was learned.",
+    )
+    add_arguments(demo)
+    demo.set_defaults(run=_demo)
+    return parser
+
+
+def _info(arguments: argparse.Namespace) -> None:
+    from shardcore.info import describe
+
+    print("\n".join(describe()))
+
+
+def _demo(arguments: argparse.Namespace) -> None:
+    options = options_of(arguments)
+    require_packages()
+    from shardcore.demo.run import run_demo  # imports what was just required
+
+    run_demo(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,41 @@
+"""What ``shardcore info`` tells: versions, the processor, threads, backends and plugins."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import version
+
+import numpy as np
+
+from shardcore import registry
+from shardcore._core import cpu
+from shardcore.store import instruction_set, threads
+
+__all__ = ["describe"]
+
+
+def describe() -> list[str]:
+    """Return the lines that ``shardcore info`` prints.
+
+    Examples
+    --------
+    >>> [line.split()[0] for line in describe()[:4]]
+    ['shardcore', 'Python', 'NumPy', 'platform']
+    """
+    features = sorted(name for name, present in cpu.features().items() if present)
+    lines = [
+        f"shardcore      {version('shardcore')}",
+        f"Python         {platform.python_version()} ({platform.python_implementation()})",
+        f"NumPy          {np.__version__}",
+        f"platform       {platform.platform()}",
+        f"CPU features   {', '.join(features) or 'none that matter here'}",
+        f"kernels        {instruction_set.NAME}: {instruction_set.REASON}",
+        f"threads        {threads.get_num_threads()}",
+        "backends",
+    ]
+    for name, backend in registry.backends().items():
+        state = "available" if backend.available else f"unavailable: {backend.reason}"
+        lines.append(f"  {name}: {state} (from {backend.provider})")
+    lines.append("plugins")
+    lines += [f"  {plugin}" for plugin in registry.plugins()]
+    return lines

@@ -1,0 +1,116 @@
+"""The tables of an engine: their order, names, seeds and optimizers, from the features alone.
+
+Order is that of first appearance in the flattened features; unnamed tables are called ``table_0``,
+``table_1``, … by their place in it. The same features give the same plan in every process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardcore.batch import TableSpec
+from shardcore.config import FeatureConfig, TableConfig
+from shardcore.errors import ShardcoreValueError
+from shardcore.initializers import TruncatedNormal, as_initializer
+from shardcore.optimizer import Optimizer
+
+__all__ = ["PlannedTable", "plan_tables", "table_seed"]
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedTable:
+    """A table of an engine.
+
+    Attributes
+    ----------
+    config : TableConfig
+        The caller's, untouched.
+    spec : TableSpec
+        What a backend is asked for.
+    named : bool
+        Whether the caller named it; automatic names mean nothing to another set of tables.
+    features : tuple of int
+        Which of the flattened features use it.
+    """
+
+    config: TableConfig
+    spec: TableSpec
+    named: bool
+    features: tuple[int, ...]
+
+
+def table_seed(seed: int, name: str) -> int:
+    """Return the seed of a table's initializer: a stable hash of the engine's seed and its name.
+
+    Examples
+    --------
+    >>> table_seed(0, "user") == table_seed(0, "user") != table_seed(1, "user")
+    True
+    """
+    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+def plan_tables(
+    features: Sequence[tuple[str, FeatureConfig]], optimizer: Optimizer | None, seed: int
+) -> list[PlannedTable]:
+    """Return the tables of features, in the order of their first appearance.
+
+    Parameters
+    ----------
+    features : sequence of (path, FeatureConfig)
+    optimizer : Optimizer or None
+        For the tables that have none of their own.
+    seed : int
+
+    Raises
+    ------
+    ShardcoreValueError
+        If two tables have one name, or a table's setting is not supported.
+
+    Examples
+    --------
+    >>> user, item = TableConfig(10, 4, name="user"), TableConfig(20, 4)
+    >>> features = [("f[0]", FeatureConfig(item)), ("f[1]", FeatureConfig(user))]
+    >>> [table.spec.name for table in plan_tables(features, None, 0)]
+    ['table_0', 'user']
+    """
+    users: dict[TableConfig, list[int]] = {}
+    for at, (_, feature) in enumerate(features):
+        users.setdefault(feature.table, []).append(at)
+    planned: list[PlannedTable] = []
+    first_place: dict[str, str] = {}
+    for place, (config, used_by) in enumerate(users.items()):
+        name = config.name if config.name is not None else f"table_{place}"
+        path = features[used_by[0]][0]
+        if name in first_place:
+            raise ShardcoreValueError(
+                f"tables must have distinct names: {first_place[name]} and {path} "
+                f"use different tables named {name!r}"
+            )
+        first_place[name] = path
+        if config.quantization_config is not None:
+            raise ShardcoreValueError(
+                f"table {name!r}: quantization_config is not supported by this version"
+            )
+        chosen = config.optimizer if config.optimizer is not None else optimizer
+        shape, dtype = (config.vocabulary_size, config.dim), np.dtype(config.dtype)
+        initializer = config.initializer if config.initializer is not None else TruncatedNormal()
+        spec = TableSpec(
+            name=name,
+            num_rows=config.vocabulary_size,
+            dim=config.dim,
+            dtype=dtype,
+            initializer=as_initializer(initializer, shape, dtype),
+            seed=table_seed(seed, name),
+            optimizer=chosen,
+            layout=config.layout,
+            placement=config.placement,
+            exchange=config.exchange,
+        )
+        planned.append(PlannedTable(config, spec, config.name is not None, tuple(used_by)))
+    return planned
