@@ -82,6 +82,7 @@ from shardcore.batch import (
     sorted_rows,
 )
 from shardcore.dtypes import working_dtype
+from shardcore.errors import ShardcoreRuntimeError
 from shardcore.layout import Layout
 from shardcore.store.segment_reduce import reduce_bags, row_dots
 from shardcore.store.update import accumulate
@@ -278,10 +279,15 @@ class BackendRowStore:
             self._row_shape = declared.shape(spec.num_rows, spec.dim)[1:]
             self._dtype = declared.storage_dtype(spec.dtype)
 
+    def _open(self) -> Backend:
+        if self._table not in self._backend.specs:
+            raise ShardcoreRuntimeError(f"table {self._table!r} is gone: its engine was closed")
+        return self._backend
+
     @property
     def layout(self) -> Layout:
         """Which host, as a shard, holds which row."""
-        return self._backend.layout(self._table)
+        return self._open().layout(self._table)
 
     @property
     def row_shape(self) -> tuple[int, ...]:
@@ -295,20 +301,20 @@ class BackendRowStore:
 
     def gather(self, rows: NDArray[np.int64]) -> NDArray[Any]:
         """Return the rows in request order."""
-        return self._backend.gather(self._table, self._slot, rows)
+        return self._open().gather(self._table, self._slot, rows)
 
     def scatter(self, rows: NDArray[np.int64], values: NDArray[Any]) -> None:
         """Overwrite distinct rows."""
-        self._backend.scatter(self._table, self._slot, rows, values)
+        self._open().scatter(self._table, self._slot, rows, values)
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
         """Return a copy of the rows [start, stop)."""
-        return self._backend.read(self._table, self._slot, start, stop)
+        return self._open().read(self._table, self._slot, start, stop)
 
     def write(self, start: int, stop: int, values: NDArray[Any]) -> None:
         """Overwrite the rows [start, stop)."""
-        self._backend.write(self._table, self._slot, start, values)
+        self._open().write(self._table, self._slot, start, values)
 
     def shards(self) -> list[NDArray[Any]]:
         """Return copies of the rows of each host, in local order."""
-        return self._backend.shards(self._table, self._slot)
+        return self._open().shards(self._table, self._slot)

@@ -29,7 +29,6 @@ from shardcore.feature_input import PreparedFeature, prepare_feature, read_gradi
 from shardcore.optimizer import Optimizer
 from shardcore.registry import get_backend
 from shardcore.shapes import as_count, as_integer
-from shardcore.store.segment_reduce import weight_gradients as gradients_of_weights
 from shardcore.structure import flatten, flatten_like, unflatten
 from shardcore.table_plan import PlannedTable, plan_tables
 from shardcore.variable import ShardedVariable
@@ -113,8 +112,9 @@ class ShardedEmbedding:
             raise ShardcoreTypeError(f"pipeline must be a bool, got {pipeline!r}")
         if pipeline:
             raise ShardcoreValueError("pipeline=True is not supported by this version")
-        self._structure = feature_config
         self._features: list[tuple[str, FeatureConfig]] = flatten(feature_config)
+        # Containers of our own: the caller may change his.
+        self._structure = unflatten(feature_config, [config for _, config in self._features])
         if not self._features:
             raise ShardcoreValueError("feature_config must hold at least one FeatureConfig")
         self._seed = as_integer(seed, "seed")
@@ -150,21 +150,25 @@ class ShardedEmbedding:
             If the engine is closed.
         """
         self._check_open("build")
-        if batch_size is not None:
-            size = as_count(batch_size, "batch_size")
-            if self._batch_size not in (None, size):
-                raise ShardcoreValueError(
-                    f"batch_size must stay what it was, {self._batch_size}, got {size}"
-                )
-            self._batch_size = size
+        size = self._batch_size if batch_size is None else as_count(batch_size, "batch_size")
+        if self._batch_size not in (None, size):
+            raise ShardcoreValueError(
+                f"batch_size must stay what it was, {self._batch_size}, got {size}"
+            )
         with self._build_lock:
-            if self._built:
-                return
-            self._create_tables([table.spec for table in self._planned])
-            self._built = True
+            if not self._built:
+                self._create_tables([table.spec for table in self._planned])
+                self._built = True
+            self._batch_size = size
 
     def _create_tables(self, specs: Sequence[Any]) -> None:
         """Create all tables or none."""
+        for spec in specs:
+            if spec.name in self._backend.specs:
+                raise ShardcoreValueError(
+                    f"backend {self._backend.name!r} has a table {spec.name!r} already: "
+                    "every engine needs a backend of its own"
+                )
         created: list[str] = []
         try:
             for spec in specs:
@@ -297,7 +301,7 @@ class ShardedEmbedding:
         return self._as_structure(batch.activations)
 
     def _look_up(self, features: Any, weights: Any, training: bool) -> _InFlight:
-        prepared = self._prepare(features, weights)
+        prepared = self._prepare(features, weights, keep=training)
         batches = [
             TableBatch(
                 table.spec.name,
@@ -317,7 +321,7 @@ class ShardedEmbedding:
             self._counters["invalid_ids"] += sum(feature.invalid for feature in prepared)
         return _InFlight(prepared, batches, activations, training)
 
-    def _prepare(self, features: Any, weights: Any) -> list[PreparedFeature]:
+    def _prepare(self, features: Any, weights: Any, keep: bool) -> list[PreparedFeature]:
         leaves = flatten_like(self._structure, features, "features")
         weight_leaves = (
             [None] * len(leaves)
@@ -331,9 +335,9 @@ class ShardedEmbedding:
         ):
             weights_path = "weights" + path.removeprefix("features")
             feature = prepare_feature(
-                config, leaf, weight_leaf, path, weights_path, names[config.table]
+                config, leaf, weight_leaf, path, weights_path, names[config.table], keep
             )
-            samples = feature.shape[0] if feature.shape else 0
+            samples = feature.shape[0] if feature.shape else 1
             if self._batch_size not in (None, samples):
                 raise ShardcoreValueError(
                     f"{path} must have the batch size given to build, {self._batch_size}, "
@@ -439,16 +443,8 @@ class ShardedEmbedding:
             if update is None:
                 continue
             for at, dots in zip(table.features, self._backend.weight_dots(update), strict=True):
-                prepared = batch.prepared[at]
-                if dots is None or not prepared.weights_given:
-                    continue
-                bags = prepared.bags
-                assert bags.weights is not None
-                found[at] = prepared.weight_gradient(
-                    gradients_of_weights(
-                        table.config.combiner, dots, bags.row_splits, bags.weights, bags.divisors
-                    )
-                )
+                if dots is not None:
+                    found[at] = batch.prepared[at].weight_gradient(table.config.combiner, dots)
         return self._as_structure(found)
 
     # --- what can be seen ------------------------------------------------------------------------
@@ -556,6 +552,8 @@ class ShardedEmbedding:
 
 
 def _make_backend(backend: str | Backend | None, options: Mapping[str, Any] | None) -> Backend:
+    if options is not None and not isinstance(options, Mapping):
+        raise ShardcoreTypeError(f"backend_options must be a mapping, got {options!r}")
     if isinstance(backend, Backend):
         if options:
             raise ShardcoreValueError(
@@ -565,6 +563,9 @@ def _make_backend(backend: str | Backend | None, options: Mapping[str, Any] | No
         return backend
     if backend is not None and not isinstance(backend, str):
         raise ShardcoreTypeError(f"backend must be a name or a Backend, got {backend!r}")
-    if options is not None and not isinstance(options, Mapping):
-        raise ShardcoreTypeError(f"backend_options must be a mapping, got {options!r}")
+    for key in options or {}:
+        if not isinstance(key, str):
+            raise ShardcoreTypeError(f"backend_options must have strings as keys, got {key!r}")
+        if key == "name":
+            raise ShardcoreValueError("backend_options must not hold 'name': backend is the name")
     return get_backend(backend, **(options or {}))

@@ -22,7 +22,7 @@ from shardcore.errors import ShardcoreIndexError, ShardcoreTypeError, ShardcoreV
 from shardcore.inputs import as_ragged, as_weights, dense_shape
 from shardcore.offsets import lengths_from_row_splits, row_ids_from_row_splits
 from shardcore.ragged import Ragged
-from shardcore.store.segment_reduce import divisors
+from shardcore.store.segment_reduce import divisors, weight_gradients
 
 __all__ = ["PreparedFeature", "prepare_feature", "read_gradient"]
 
@@ -40,9 +40,11 @@ class PreparedFeature:
         Of the activations, without the last axis.
     invalid : int
         Ids that the policy dealt with.
-    weights_given : bool
     kept : ndarray of bool, shape (ids given,), or None
         Which of the ids in bag order are in `bags`; None: all.
+    weighed : (row_splits, weights) or None
+        The ids whose weights the divisors count, in bag order: those of `bags`, and with the policy
+        "zero" also the invalid ones. None: no weights were given.
     given_order : ndarray of int64, or None
         Where each id in bag order stood as it was given; None: the same place.
     ids_shape : tuple of int, or None
@@ -52,30 +54,49 @@ class PreparedFeature:
     bags: FeatureBags
     shape: tuple[int, ...]
     invalid: int
-    weights_given: bool
     kept: NDArray[np.bool_] | None
+    weighed: tuple[NDArray[np.int64], NDArray[Any]] | None
     given_order: NDArray[np.int64] | None
     ids_shape: tuple[int, ...] | None
 
-    def weight_gradient(self, of_kept: NDArray[Any]) -> NDArray[Any]:
-        """Return gradients of weights as the weights were given: their order, zeros for left out.
+    def weight_gradient(self, combiner: str, dots: NDArray[Any]) -> NDArray[Any] | None:
+        """Return the gradients of the weights as they were given, None where none were.
 
         Parameters
         ----------
-        of_kept : ndarray, shape (ids in `bags`,)
+        combiner : {"sum", "mean", "sqrtn"}
+        dots : ndarray, shape (ids in `bags`,)
+            Each id's row times its bag's gradient.
         """
-        full = of_kept
-        if self.kept is not None:
-            full = np.zeros(self.kept.size, of_kept.dtype)
-            full[self.kept] = of_kept
+        if self.weighed is None:
+            return None
+        row_splits, weights = self.weighed
+        if weights.size != dots.size:  # "zero": invalid ids have rows of zeros, and their weights
+            dots = self._among_given(dots)
+        full = weight_gradients(combiner, dots, row_splits, weights, self.bags.divisors)
+        if self.kept is not None and full.size != self.kept.size:  # "drop": not in the result
+            full = self._among_given(full)
         if self.given_order is not None:
             in_bags, full = full, np.empty_like(full)
             full[self.given_order] = in_bags
         return full if self.ids_shape is None else full.reshape(self.ids_shape)
 
+    def _among_given(self, of_kept: NDArray[Any]) -> NDArray[Any]:
+        """Return values of the kept ids with zeros for the others between them."""
+        assert self.kept is not None, "all ids are kept"
+        full = np.zeros(self.kept.size, of_kept.dtype)
+        full[self.kept] = of_kept
+        return full
+
 
 def prepare_feature(
-    config: FeatureConfig, leaf: Any, weights_leaf: Any, path: str, weights_path: str, table: str
+    config: FeatureConfig,
+    leaf: Any,
+    weights_leaf: Any,
+    path: str,
+    weights_path: str,
+    table: str,
+    keep: bool = False,
 ) -> PreparedFeature:
     """Check one feature's input and turn it into bags.
 
@@ -87,6 +108,9 @@ def prepare_feature(
         Places in their structures; every message begins with one.
     table : str
         The table's name, for messages.
+    keep : bool
+        Whether the bags outlive the call: then they share no memory with what the caller gave, who
+        may use his arrays again before the gradients come. Ids are checked only once.
 
     Returns
     -------
@@ -116,24 +140,49 @@ def prepare_feature(
                 f"{path} has max_sequence_length = {config.max_sequence_length}"
             )
         bags, shape, invalid = _sequence(config, ragged, batch_shape, path, table)
-        return PreparedFeature(bags, shape, invalid, False, None, None, ids_shape)
+        return PreparedFeature(bags, shape, invalid, None, None, None, ids_shape)
     shape = _activation_shape(config, batch_shape, path)
-    ids, valid, invalid = _valid_ids(config, ragged.values, path, table)
-    row_splits, combiner = ragged.row_splits, config.table.combiner
-    if valid is None:
-        divisor = divisors(combiner, row_splits, weights, value)
-        bags = FeatureBags(ids, row_splits, weights, divisor)
-    else:
-        before = divisors(combiner, row_splits, weights, value)
-        row_splits = _splits_without(row_splits, valid)
-        ids, kept_weights = ids[valid], None if weights is None else weights[valid]
-        # "zero" keeps the weight of an invalid id in the denominator, "drop" takes it out.
-        after = divisors(combiner, row_splits, kept_weights, value)
-        divisor = before if config.invalid_ids == "zero" else after
-        bags = FeatureBags(ids, row_splits, kept_weights, divisor)
+    given, row_splits, combiner = ragged.values, ragged.row_splits, config.table.combiner
+    if keep:
+        given, row_splits = given.copy(), row_splits.copy()
+        weights = None if weights is None else weights.copy()
+    ids, valid, invalid = _valid_ids(config, given, path, table)
+    # "zero" keeps the weight of an invalid id in the denominator, "drop" takes it out.
+    weighed_splits, weighed = row_splits, weights
+    if valid is not None:
+        ids, row_splits = ids[valid], _splits_without(row_splits, valid)
+        weights = None if weights is None else weights[valid]
+        if config.invalid_ids == "drop":
+            weighed_splits, weighed = row_splits, weights
+    divisor = _finite_divisors(combiner, weighed_splits, weighed, value, weights_path)
     return PreparedFeature(
-        bags, shape, invalid, weights is not None, valid, ragged._given_order, ids_shape
+        FeatureBags(ids, row_splits, weights, divisor),
+        shape,
+        invalid,
+        valid,
+        None if weighed is None else (weighed_splits, weighed),
+        ragged._given_order,
+        ids_shape,
     )
+
+
+def _finite_divisors(
+    combiner: str,
+    row_splits: NDArray[np.int64],
+    weights: NDArray[Any] | None,
+    value: np.dtype[Any],
+    path: str,
+) -> NDArray[Any] | None:
+    with np.errstate(over="ignore"):  # told below, with the bag
+        divisor = divisors(combiner, row_splits, weights, value)
+    if divisor is not None and weights is not None:
+        finite = np.isfinite(divisor)
+        if not finite.all():
+            raise ShardcoreValueError(
+                f"{path}: the weights of bag {int(np.argmin(finite))} are too large: "
+                f"the divisor of combiner {combiner!r} does not fit {value}"
+            )
+    return divisor
 
 
 def _activation_shape(
@@ -167,11 +216,10 @@ def _valid_ids(
     invalid = int(ids.size - np.count_nonzero(valid))
     if policy in ("drop", "zero"):
         return ids, valid, invalid
+    wide = ids.astype(np.int64, copy=False)  # the row put in may not fit int32
     if policy == "clip":
-        clipped: Ints = np.clip(ids, 0, rows - 1)
-        return clipped, None, invalid
-    replaced: Ints = np.where(valid, ids, ids.dtype.type(policy))
-    return replaced, None, invalid
+        return np.clip(wide, 0, rows - 1), None, invalid
+    return np.where(valid, wide, np.int64(policy)), None, invalid
 
 
 def _splits_without(row_splits: NDArray[np.int64], valid: NDArray[np.bool_]) -> NDArray[np.int64]:

@@ -176,7 +176,27 @@ def select(shape: tuple[int, ...], index: Any, *, distinct: bool) -> Selection:
 
 
 def read(store: RowStore, index: Any) -> Any:
-    """Return what NumPy's ``whole[index]`` returns: a fresh array, or a scalar."""
+    """Return what NumPy's ``whole[index]`` returns: a fresh array, or a scalar.
+
+    Parameters
+    ----------
+    store : RowStore
+        Holds the whole, (rows, *row_shape).
+    index : anything NumPy takes
+
+    Raises
+    ------
+    ShardcoreIndexError, ShardcoreTypeError, ShardcoreValueError
+        Where NumPy refuses the index.
+
+    Examples
+    --------
+    >>> from shardcore.layout import Layout
+    >>> from shardcore.row_store import ArrayRowStore
+    >>> store = ArrayRowStore([np.array([[1, 2]]), np.array([[3, 4]])], Layout.div(2, 2))
+    >>> read(store, (slice(None, None, -1), 0))
+    array([3, 1])
+    """
     selection = select(_shape(store), index, distinct=False)
     rows = selection.rows
     if not isinstance(rows, range):
@@ -199,7 +219,27 @@ def read(store: RowStore, index: Any) -> Any:
 def write(store: RowStore, index: Any, value: Any) -> None:
     """Do what NumPy's ``whole[index] = value`` does, or raise before anything is changed.
 
-    `value` must not share memory with the store.
+    Parameters
+    ----------
+    store : RowStore
+        Holds the whole, (rows, *row_shape).
+    index : anything NumPy takes
+    value : array_like
+        Cast as NumPy casts. Must not share memory with the store.
+
+    Raises
+    ------
+    ShardcoreIndexError, ShardcoreTypeError, ShardcoreValueError
+        Where NumPy refuses the index or the value.
+
+    Examples
+    --------
+    >>> from shardcore.layout import Layout
+    >>> from shardcore.row_store import ArrayRowStore
+    >>> store = ArrayRowStore([np.array([1, 2]), np.array([3])], Layout.from_sizes([2, 1]))
+    >>> write(store, [2, 0], 7)
+    >>> store.read(0, 3)
+    array([7, 2, 7])
     """
     shape = _shape(store)
     selection = select(shape, index, distinct=True)
@@ -238,7 +278,14 @@ def write(store: RowStore, index: Any, value: Any) -> None:
 
 
 def row_blocks(num_rows: int, store: RowStore) -> Iterator[slice]:
-    """Yield slices that cover `num_rows` rows of the store, each of a few MiB; one if none."""
+    """Yield slices that cover `num_rows` rows like the store's, each of a few MiB.
+
+    Parameters
+    ----------
+    num_rows : int
+        For 0 there is one, empty slice.
+    store : RowStore
+    """
     row_bytes = store.dtype.itemsize * int(np.prod(store.row_shape, dtype=np.int64))
     length = max(1, BLOCK_BYTES // max(1, row_bytes))
     for start in range(0, max(num_rows, 1), length):

@@ -309,8 +309,8 @@ class Sparse:
     ----------
     indices : array_like of int, shape (num_values, rank), rank >= 2
         The place of each id.
-    values : array_like of int, shape (num_values,)
-        The ids.
+    values : array_like of int or float, shape (num_values,)
+        The ids; or real numbers, for the weights of ids at the same places.
     dense_shape : sequence of int, shape (rank,)
         Each >= 0. Its leading axes are the shape of the batch, whatever rows are empty.
 
@@ -341,14 +341,12 @@ class Sparse:
         shape = as_shape(dense_shape, "dense_shape")
         if len(shape) < 2:
             raise ShardcoreValueError(f"dense_shape must have rank >= 2, got {shape}")
-        ids = as_ids(read_array(values, "values"), "values")
-        if ids.ndim != 1:
-            raise ShardcoreValueError(f"values must have rank 1, got shape {ids.shape}")
+        held = _as_values(values)
         places = as_ids(read_array(indices, "indices"), "indices")
-        if places.shape != (len(ids), len(shape)):
+        if places.shape != (len(held), len(shape)):
             raise ShardcoreValueError(
                 "indices must have a row per value and a column per axis of dense_shape, "
-                f"shape {(len(ids), len(shape))}, got shape {places.shape}"
+                f"shape {(len(held), len(shape))}, got shape {places.shape}"
             )
         outside = (places < 0) | (places >= np.array(shape, dtype=np.int64))
         if outside.any():
@@ -358,7 +356,7 @@ class Sparse:
                 f"dense_shape is {shape}"
             )
         object.__setattr__(self, "indices", places)
-        object.__setattr__(self, "values", ids)
+        object.__setattr__(self, "values", held)
         object.__setattr__(self, "dense_shape", shape)
 
     def __eq__(self, other: object) -> bool:

@@ -6,7 +6,7 @@ store are int64 and already checked; a store decides only where a row lies.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -112,14 +112,9 @@ class ArrayRowStore:
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
         """Return the rows ``start`` to ``stop``."""
-        if not self._layout.contiguous:
-            return self.gather(np.arange(start, stop, dtype=np.int64))
         out = np.empty((stop - start, *self.row_shape), self.dtype)
-        at = 0
-        for shard, local in self._layout.decompose_slice(slice(start, stop)):
-            part = self._arrays[shard][local]
-            out[at : at + len(part)] = part
-            at += len(part)
+        for places, part in self._parts(start, stop):
+            out[places] = part
         return out
 
     def write(self, start: int, stop: int, values: NDArray[Any]) -> None:
@@ -130,23 +125,33 @@ class ArrayRowStore:
         ShardcoreValueError
             If any shard is read-only.
         """
-        if not self._layout.contiguous:
-            self.scatter(np.arange(start, stop, dtype=np.int64), values)
-            return
         self.check_writable()
-        at = 0
-        for shard, local in self._layout.decompose_slice(slice(start, stop)):
-            part = self._arrays[shard][local]
-            part[...] = values[at : at + len(part)]
-            at += len(part)
+        for places, part in self._parts(start, stop):
+            part[...] = values[places]
 
     def shards(self) -> list[NDArray[Any]]:
         """Return the arrays themselves."""
         return list(self._arrays)
 
+    def _parts(self, start: int, stop: int) -> Iterator[tuple[slice, NDArray[Any]]]:
+        """Yield, of each shard in a range, its places in the range and a view of its rows."""
+        if self._layout.contiguous:
+            at = 0
+            for shard, local in self._layout.decompose_slice(slice(start, stop)):
+                part = self._arrays[shard][local]
+                yield slice(at, at + len(part)), part
+                at += len(part)
+            return
+        step = len(self._arrays)
+        for shard, array in enumerate(self._arrays):
+            first = (shard - start) % step
+            local_start = (start + first) // step
+            count = len(range(start + first, stop, step))
+            yield slice(first, None, step), array[local_start : local_start + count]
+
     def _by_shard(
         self, rows: NDArray[np.int64]
-    ) -> Iterable[tuple[NDArray[Any], NDArray[np.int32] | NDArray[np.int64], NDArray[np.int64]]]:
+    ) -> Iterator[tuple[NDArray[Any], NDArray[np.int32] | NDArray[np.int64], NDArray[np.int64]]]:
         """Yield per touched shard its array, the local rows, and where in `rows` they were."""
         partition = self._layout.partition(rows)
         positions = np.empty(len(rows), np.int64)

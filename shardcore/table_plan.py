@@ -98,6 +98,11 @@ def plan_tables(
                 f"table {name!r}: quantization_config is not supported by this version"
             )
         chosen = config.optimizer if config.optimizer is not None else optimizer
+        if chosen is not None and not chosen.lazy:
+            raise ShardcoreValueError(
+                f"table {name!r}: optimizer {chosen!r} moves rows that no batch touches "
+                "(lazy=False), which is not supported by this version"
+            )
         shape, dtype = (config.vocabulary_size, config.dim), np.dtype(config.dtype)
         initializer = config.initializer if config.initializer is not None else TruncatedNormal()
         spec = TableSpec(

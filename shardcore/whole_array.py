@@ -47,7 +47,9 @@ class WholeArrayMethods(NDArrayOperatorsMixin, ABC):
         def plain(x: Any) -> Any:
             if not isinstance(x, WholeArrayMethods):
                 return x
-            return copies.setdefault(id(x), x.numpy()) if id(x) not in copies else copies[id(x)]
+            if id(x) not in copies:  # an input that is also written is one array, not two
+                copies[id(x)] = x.numpy()
+            return copies[id(x)]
 
         outs = tuple(kwargs.get("out") or ())
         changed = inputs[:1] if method == "at" else outs

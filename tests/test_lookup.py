@@ -84,6 +84,9 @@ def test_lookup_of_uneven_shards() -> None:
     v = sharded(TENS, Layout.from_sizes([2, 2, 1]))
     assert embedding_lookup(v, [0, 3, 4]).tolist() == [[1, 2], [7, 8], [9, 10]]
     assert embedding_lookup(v, [0, 3, 4], "div").tolist() == [[1, 2], [7, 8], [9, 10]]
+    # One shard is "div" and "mod" alike.
+    assert embedding_lookup(sharded(TENS, Layout.div(5, 1)), [3], "mod").tolist() == [[7, 8]]
+    assert embedding_lookup(sharded(TENS, Layout.mod(5, 1)), [3], "div").tolist() == [[7, 8]]
     assert embedding_lookup(TENS, 3).tolist() == [7, 8]
     assert embedding_lookup(TENS, 3, "mod").tolist() == [7, 8]
 
@@ -479,3 +482,13 @@ def test_a_sparse_lookup_of_many_bags_holds_a_block_of_rows_at_a_time() -> None:
     tracemalloc.stop()
     assert (got == 64).all()
     assert peak < 24 << 20
+
+
+def test_sparse_weights_may_be_any_real_numbers():
+    indices = [[1, 0], [0, 0], [1, 2]]
+    ids, weights = Sparse(indices, [3, 1, 2], (3, 4)), Sparse(indices, [0.5, 2.0, 1.0], (3, 4))
+    table = np.arange(8.0).reshape(4, 2)
+    got = embedding_lookup_sparse(table, ids, weights, "sum")
+    np.testing.assert_array_equal(got, [[4.0, 6.0], [7.0, 8.5], [0.0, 0.0]])
+    with pytest.raises(TypeError, match="values must be integers, got dtype float64"):
+        embedding_lookup_sparse(table, weights)

@@ -367,6 +367,8 @@ def test_sparse_holds_and_compares():
     assert s != Sparse([[0, 0], [2, 0]], [7, 5], [4, 2])
     assert s != Sparse([[0, 0], [2, 1]], [7, 6], [4, 2])
     assert s != "Sparse"
+    weights = Sparse([[0, 0], [2, 1]], [0.5, 2.0], (4, 2))
+    assert weights.values.tolist() == [0.5, 2.0]
     assert Sparse(np.zeros((0, 2)), [], (3, 0)).values.size == 0
     with pytest.raises(dataclasses.FrozenInstanceError):
         s.values = np.array([2])  # type: ignore[misc]
@@ -382,7 +384,8 @@ def test_sparse_holds_and_compares():
          "dense_shape[1] must be an integer >= 0, got -1"),
         ([[0, 0]], [1], (3, 2.0), ShardcoreTypeError,
          "dense_shape[1] must be an integer >= 0, got 2.0"),
-        ([[0, 0]], [1.5], (3, 2), ShardcoreTypeError, "values must be integers, got dtype float64"),
+        ([[0, 0]], np.array([1j]), (3, 2), ShardcoreTypeError,
+         "values must be integers or real floats, got dtype complex128"),
         ([[0, 0]], [[1]], (3, 2), ShardcoreValueError, "values must have rank 1, got shape (1, 1)"),
         ([[0, 0, 0]], [1], (3, 2), ShardcoreValueError,
          "indices must have a row per value and a column per axis of dense_shape, "

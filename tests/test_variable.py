@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -604,6 +605,19 @@ def test_what_a_dtype_refuses(
     with pytest.raises(error, match=re.escape(message)):
         call(v)
     assert v.tolist() == [1, 1, 1]
+
+
+def test_bfloat16() -> None:
+    whole = np.arange(6).astype(ml_dtypes.bfloat16).reshape(3, 2)
+    v = sharded(whole, [2, 1])
+    v += 0.5
+    v.scatter_add([2, 2], np.ones(2)).scatter_div([0], 2)
+    v[1, 0] = 8
+    assert v.astype(float).tolist() == [[0.25, 0.75], [8, 3.5], [6.5, 7.5]]
+    for values in (1j, np.ones(2, np.complex64)):
+        with pytest.raises(ShardcoreTypeError, match="cast to bfloat16 by the same_kind rule"):
+            v.scatter_add([0], values)
+    assert v.astype(float)[0].tolist() == [0.25, 0.75]
 
 
 def test_read_only_shards_refuse_every_write() -> None:
