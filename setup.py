@@ -1,6 +1,8 @@
 """The extension modules and how they are compiled; everything declarative is in pyproject.toml.
 
-SHARDCORE_DEBUG=1 compiles the same kernels with bounds checks.
+SHARDCORE_DEBUG=1 compiles the same kernels with bounds checks on every view. SHARDCORE_SANITIZE=1
+adds the address and undefined-behaviour sanitizers, which also watch what the kernels do through
+pointers; such a build runs with the compiler's libasan preloaded (see .ci/run).
 """
 
 import os
@@ -11,6 +13,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 DEBUG = os.environ.get("SHARDCORE_DEBUG", "0") != "0"
+SANITIZE = os.environ.get("SHARDCORE_SANITIZE", "0") != "0"
 
 CORE = "shardcore._core"
 UTILITY = f"{CORE}._cyutility"  # memoryview support code, compiled once for all kernels
@@ -28,10 +31,21 @@ if platform.machine().lower() in ("x86_64", "amd64"):
     INSTRUCTION_SETS["v4"] = ["-march=x86-64-v4", "-mprefer-vector-width=512"]
 
 UNIX_FLAGS = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
+SANITIZERS = [
+    "-fsanitize=address,undefined",
+    "-fno-sanitize-recover=undefined",
+    "-fno-omit-frame-pointer",
+    "-g1",
+]
 
 
 class BuildExt(build_ext):
-    """Add compiler flags once the compiler is known."""
+    """Compile on all cores, with flags added once the compiler is known."""
+
+    def finalize_options(self) -> None:
+        """Use all the cores unless a number was asked for."""
+        super().finalize_options()
+        self.parallel = self.parallel or os.cpu_count()
 
     def build_extensions(self) -> None:
         """Give every extension the flags of its instruction set, where the compiler takes them."""
@@ -39,6 +53,9 @@ class BuildExt(build_ext):
             for extension in self.extensions:
                 name = extension.name.rsplit("_", 1)[-1]
                 extension.extra_compile_args = UNIX_FLAGS + INSTRUCTION_SETS.get(name, [])
+                if SANITIZE:
+                    extension.extra_compile_args += SANITIZERS
+                    extension.extra_link_args += SANITIZERS[:1]
         super().build_extensions()
 
 
@@ -59,6 +76,7 @@ setup(
     cmdclass={"build_ext": BuildExt},
     ext_modules=cythonize(
         extensions,
+        force=DEBUG,  # directives are not among the dependencies of an up-to-date C file
         shared_utility_qualified_name=UTILITY,
         include_path=["shardcore/_core", "plugins/shardcore_optimizers"],
         compiler_directives={

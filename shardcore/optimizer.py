@@ -15,7 +15,8 @@ over each touched row once, in blocks of any size. For a block of n rows of dim 
 - ``rows``      (n, dim)  the weights,
 - ``slots``     {name: (n, dim) array, or (n, 1) for a ``"row"`` slot},
 - ``hyper``     one float per name in `Optimizer.hyper_names`, the same for the whole batch,
-- ``step``      1 for the first batch ever applied to the table, 2 for the second, …,
+- ``step``      1 for the first batch that the engine applies, 2 for the second, … (restored engines
+                count on),
 - ``row_ids``   (n,) int64, the row numbers in the whole table, all different,
 
 `Optimizer.update` returns the new ``rows`` and ``slots``. Arrays of values arrive in the working

@@ -118,4 +118,16 @@ def plan_tables(
             exchange=config.exchange,
         )
         planned.append(PlannedTable(config, spec, config.name is not None, tuple(used_by)))
+    _check_slot_names(planned)
     return planned
+
+
+def _check_slot_names(planned: Sequence[PlannedTable]) -> None:
+    names = {table.spec.name for table in planned}
+    for table in planned:
+        for slot in table.spec.optimizer.slots if table.spec.optimizer else ():
+            if f"{table.spec.name}/{slot.name}" in names:
+                raise ShardcoreValueError(
+                    f"no table may be named '{table.spec.name}/{slot.name}': checkpoints call "
+                    f"slot {slot.name!r} of table {table.spec.name!r} so"
+                )

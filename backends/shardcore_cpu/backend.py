@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from shardcore.backend import Backend, TableBatch, TableSpec, TableUpdate
 from shardcore.batch import gradient_rows, sorted_rows
 from shardcore.dtypes import working_dtype
+from shardcore.initializers import Zeros
 from shardcore.store.occurrences import Occurrences
 from shardcore.store.table import StoreTable
 
@@ -36,7 +37,8 @@ class CpuBackend(Backend):
     def create_table(self, spec: TableSpec) -> None:
         """Create rows and slots, aligned, on huge pages where the system has them."""
         table = StoreTable(spec.num_rows, spec.dim, spec.dtype, spec.optimizer)
-        table.initialise(spec.initializer, range(spec.num_rows), spec.seed)
+        if not isinstance(spec.initializer, Zeros):  # as it is; a page not touched costs nothing
+            table.initialise(spec.initializer, range(spec.num_rows), spec.seed)
         self._tables[spec.name] = table
         self.specs[spec.name] = spec
 

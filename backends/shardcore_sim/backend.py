@@ -8,6 +8,7 @@ those of a single host, to the last bit.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from shardcore.backend import Backend, TableBatch, TableSpec, TableUpdate
 from shardcore.batch import joined_gains, scaled
 from shardcore.dtypes import working_dtype
 from shardcore.errors import ShardcoreValueError
+from shardcore.initializers import Zeros
 from shardcore.layout import Layout
 from shardcore.shapes import as_count
 from shardcore.store.occurrences import Occurrences, sort_occurrences
@@ -73,6 +75,7 @@ class SimBackend(Backend):
         self._tables: dict[str, list[StoreTable]] = {}
         self._layouts: dict[str, Layout] = {}
         self._rows_requested = 0
+        self._counting = threading.Lock()  # lookups come from any thread
 
     @property
     def num_hosts(self) -> int:
@@ -107,7 +110,8 @@ class SimBackend(Backend):
             for host in range(self._hosts):
                 size = int(layout.shard_sizes[host])
                 store = StoreTable(size, spec.dim, spec.dtype, spec.optimizer)
-                store.initialise(spec.initializer, layout.row_range(host), spec.seed)
+                if not isinstance(spec.initializer, Zeros):  # a page not touched costs nothing
+                    store.initialise(spec.initializer, layout.row_range(host), spec.seed)
                 stores.append(store)
         except BaseException:
             del self.specs[spec.name]
@@ -192,7 +196,8 @@ class SimBackend(Backend):
             wanted, place = np.unique(
                 np.concatenate([part.rows for part in parts]), return_inverse=True
             )
-            self._rows_requested += wanted.size
+            with self._counting:
+                self._rows_requested += wanted.size
             request = self._exchange.send(wanted, host, owner)
             received.append(self._exchange.send(store.gather(None, request), owner, host))
             at = 0

@@ -5,6 +5,7 @@ Hosts share nothing else. What a host sends to itself is handed over and not cou
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ class Exchange:
     def __init__(self, hosts: int) -> None:
         self.messages = np.zeros((hosts, hosts), np.int64)
         self.bytes = np.zeros((hosts, hosts), np.int64)
+        self._lock = threading.Lock()  # lookups come from any thread
 
     def send(self, array: NDArray[Any], source: int, target: int) -> NDArray[Any]:
         """Return `array` as `target` receives it: a copy, so that no memory is shared.
@@ -46,6 +48,7 @@ class Exchange:
         if source == target:
             return array
         if array.size:
-            self.messages[source, target] += 1
-            self.bytes[source, target] += array.nbytes
+            with self._lock:
+                self.messages[source, target] += 1
+                self.bytes[source, target] += array.nbytes
         return array.copy()
