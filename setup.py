@@ -20,7 +20,7 @@ UTILITY = f"{CORE}._cyutility"  # memoryview support code, compiled once for all
 KERNELS = ["cpu", "offsets", "slices", "partition", "occurrences", "random"]
 
 # One body (a .pxi) compiled for several instruction sets; the best that runs here is picked when
-# the store is imported. Floating contraction is off in all of them, so all of them agree bit for bit.
+# the store is imported. Floating contraction is off in all of them, so they agree bit for bit.
 BODIES = {
     f"{CORE}.rows": "shardcore/_core/rows",
     "shardcore_optimizers._update": "plugins/shardcore_optimizers/_update",

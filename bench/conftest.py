@@ -1,0 +1,35 @@
+"""Sizes by mode: an ordinary test run takes the small ones, a measurement the real ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import shardcore as sc
+
+from .workload import FULL, SMALL, Sizes, table_rows
+
+
+@pytest.fixture(scope="session")
+def sizes(pytestconfig: pytest.Config) -> Sizes:
+    disabled = pytestconfig.getoption("benchmark_disable")
+    enabled = pytestconfig.getoption("benchmark_enable")
+    return SMALL if disabled and not enabled else FULL
+
+
+@pytest.fixture(scope="session")
+def rows(sizes: Sizes) -> NDArray[np.float32]:
+    values = table_rows(sizes)
+    values.flags.writeable = False
+    return values
+
+
+@pytest.fixture(params=[1, 2], ids=["1thread", "2threads"])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = sc.get_num_threads()
+    sc.set_num_threads(request.param)
+    yield request.param
+    sc.set_num_threads(before)
