@@ -23,7 +23,16 @@ from __future__ import annotations
 
 from shardcore import checkpoint, initializers, optimizers
 from shardcore.backend import Backend
-from shardcore.checkpoint import Checkpoint
+from shardcore.checkpoint import (
+    Checkpoint,
+    MaxShardSizePolicy,
+    ShardableTensor,
+    ShardByTaskPolicy,
+    ShardingCallback,
+    SliceSpec,
+    TensorSlice,
+    validate_shards,
+)
 from shardcore.config import FeatureConfig, QuantizationConfig, TableConfig
 from shardcore.embedding import ShardedEmbedding
 from shardcore.errors import ShardcoreError
@@ -61,6 +70,7 @@ __all__ = [
     "FeatureConfig",
     "FixedShardsPartitioner",
     "Layout",
+    "MaxShardSizePolicy",
     "MaxSizePartitioner",
     "MinSizePartitioner",
     "Optimizer",
@@ -69,12 +79,17 @@ __all__ = [
     "Partitioner",
     "QuantizationConfig",
     "Ragged",
+    "ShardByTaskPolicy",
+    "ShardableTensor",
     "ShardcoreError",
     "ShardedEmbedding",
     "ShardedVariable",
+    "ShardingCallback",
+    "SliceSpec",
     "SlotSpec",
     "Sparse",
     "TableConfig",
+    "TensorSlice",
     "UpdateFunction",
     "backends",
     "checkpoint",
@@ -92,5 +107,6 @@ __all__ = [
     "optimizers",
     "safe_embedding_lookup_sparse",
     "set_num_threads",
+    "validate_shards",
     "variable_axis_size_partitioner",
 ]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Box", "whole", "rows_of", "row_ranges", "cover_problem"]
+__all__ = ["Box", "whole", "contains", "rows_of", "row_ranges", "first_overlap", "cover_problem"]
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,8 @@ class Box:
     16
     >>> Box((4, 0), (2, 8)).rows
     range(4, 6)
+    >>> str(Box((4, 0), (2, 8)))
+    '[4:6, 0:8]'
     """
 
     offset: tuple[int, ...]
@@ -43,6 +45,10 @@ class Box:
             return range(1)
         return range(self.offset[0], self.offset[0] + self.shape[0])
 
+    def __str__(self) -> str:
+        spans = zip(self.offset, self.shape, strict=True)
+        return f"[{', '.join(f'{offset}:{offset + size}' for offset, size in spans)}]"
+
 
 def whole(shape: tuple[int, ...]) -> Box:
     """Return the box that is all of a tensor of `shape`.
@@ -53,6 +59,22 @@ def whole(shape: tuple[int, ...]) -> Box:
     Box(offset=(0, 0), shape=(3, 2))
     """
     return Box((0,) * len(shape), shape)
+
+
+def contains(outer: Box, inner: Box) -> bool:
+    """Return whether `inner`, of equal rank, lies within `outer`.
+
+    Examples
+    --------
+    >>> contains(Box((4, 0), (2, 8)), Box((4, 2), (1, 6)))
+    True
+    """
+    return all(
+        a <= b and b + size_b <= a + size_a
+        for a, size_a, b, size_b in zip(
+            outer.offset, outer.shape, inner.offset, inner.shape, strict=True
+        )
+    )
 
 
 def rows_of(box: Box, start: int, stop: int) -> Box:
@@ -78,6 +100,32 @@ def row_ranges(start: int, stop: int, rows_per_block: int) -> Iterator[tuple[int
     """
     for first in range(start, stop, max(1, rows_per_block)):
         yield first, min(stop, first + max(1, rows_per_block))
+
+
+def first_overlap(boxes: Sequence[Box]) -> tuple[int, int] | None:
+    """Return the indices of two boxes, of one rank, that share an element; None if no two do.
+
+    Examples
+    --------
+    >>> first_overlap([Box((0,), (2,)), Box((4,), (2,)), Box((1,), (3,))])
+    (0, 2)
+    """
+    solid = [(index, box) for index, box in enumerate(boxes) if box.size]
+    if not solid or not solid[0][1].shape:
+        return (solid[0][0], solid[1][0]) if len(solid) > 1 else None
+    # Sweep along the axis that separates most boxes, so that few are open at a time.
+    rank = len(solid[0][1].shape)
+    sweep = max(range(rank), key=lambda axis: len({box.offset[axis] for _, box in solid}))
+    opened: list[tuple[int, Box]] = []
+    for index, box in sorted(solid, key=lambda item: item[1].offset[sweep]):
+        start = box.offset[sweep]
+        opened = [o for o in opened if o[1].offset[sweep] + o[1].shape[sweep] > start]
+        for other_index, other in opened:
+            if _overlap(box, other):
+                first, second = sorted((index, other_index))
+                return first, second
+        opened.append((index, box))
+    return None
 
 
 def cover_problem(shape: tuple[int, ...], boxes: Sequence[Box]) -> str | None:
@@ -108,23 +156,10 @@ def cover_problem(shape: tuple[int, ...], boxes: Sequence[Box]) -> str | None:
                     f"boxes[{index}] spans [{offset}, {offset + size}) on axis {axis}, "
                     f"the tensor spans [0, {bound})"
                 )
-    solid = [(index, box) for index, box in enumerate(boxes) if box.size]
-    if rank == 0:
-        if len(solid) > 1:
-            return "boxes[0] and boxes[1] overlap"
-    else:
-        # Sweep along the axis that separates most boxes, so that few are open at a time.
-        sweep = max(range(rank), key=lambda axis: len({box.offset[axis] for _, box in solid}))
-        opened: list[tuple[int, Box]] = []
-        for index, box in sorted(solid, key=lambda item: item[1].offset[sweep]):
-            start = box.offset[sweep]
-            opened = [o for o in opened if o[1].offset[sweep] + o[1].shape[sweep] > start]
-            for other_index, other in opened:
-                if _overlap(box, other):
-                    first, second = sorted((index, other_index))
-                    return f"boxes[{first}] and boxes[{second}] overlap"
-            opened.append((index, box))
-    covered = sum(box.size for _, box in solid)
+    overlap = first_overlap(boxes)
+    if overlap is not None:
+        return f"boxes[{overlap[0]}] and boxes[{overlap[1]}] overlap"
+    covered = sum(box.size for box in boxes)
     if covered != math.prod(shape):
         return f"boxes cover {covered} of {math.prod(shape)} elements"
     return None

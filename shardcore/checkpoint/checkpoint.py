@@ -8,9 +8,10 @@ from pathlib import Path
 from shardcore.checkpoint.adapters import as_checkpointable
 from shardcore.checkpoint.directory import as_path, as_step
 from shardcore.checkpoint.reader import OpenStep
+from shardcore.checkpoint.sharding import ShardingCallback
 from shardcore.checkpoint.state import Checkpointable, RestorePlan, SavedTensor
 from shardcore.checkpoint.writer import write_step
-from shardcore.errors import ShardcoreRuntimeError, ShardcoreValueError
+from shardcore.errors import ShardcoreRuntimeError, ShardcoreTypeError, ShardcoreValueError
 
 __all__ = ["Checkpoint"]
 
@@ -66,7 +67,13 @@ class Checkpoint:
         }
         self.skipped: dict[str, tuple[str, ...]] = {}
 
-    def save(self, root: str | os.PathLike[str], step: int) -> Path:
+    def save(
+        self,
+        root: str | os.PathLike[str],
+        step: int,
+        *,
+        sharding_callback: ShardingCallback | None = None,
+    ) -> Path:
         """Save all objects as one step, which becomes visible whole or not at all.
 
         Parameters
@@ -75,6 +82,9 @@ class Checkpoint:
             Directory of all steps; created if missing.
         step : int
             At least 0. A step is never overwritten; saving the same content again succeeds.
+        sharding_callback : ShardingCallback, optional
+            Decides which file holds what: `ShardByTaskPolicy`, `MaxShardSizePolicy` or one of your
+            own. By default each table with its slots, and each other object, has a file per host.
 
         Returns
         -------
@@ -85,6 +95,10 @@ class Checkpoint:
         ------
         ShardcoreValueError
             If the step exists already with another content.
+        ShardcoreTypeError
+            If `sharding_callback` is no `ShardingCallback`.
+        ShardcoreRuntimeError
+            If what it returned is not what it was given; see `validate_shards`.
         NotCommittedError
             If storage failed before the step became visible; nothing is left of it.
         DurabilityUnknownError
@@ -92,11 +106,16 @@ class Checkpoint:
         """
         directory = as_path(root, "root")
         number = as_step(step)
+        if not isinstance(sharding_callback, ShardingCallback | None):
+            raise ShardcoreTypeError(
+                "sharding_callback must be an instance of ShardingCallback or None, "
+                f"got {sharding_callback!r}"
+            )
         objects = {
             name: (value.checkpoint_metadata(), value.checkpoint_tensors())
             for name, value in self._objects.items()
         }
-        return write_step(directory, number, objects)
+        return write_step(directory, number, objects, sharding_callback)
 
     def restore(self, path: str | os.PathLike[str], *, slots: str = "load") -> int:
         """Restore all objects, or raise and change none.

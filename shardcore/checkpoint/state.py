@@ -26,13 +26,14 @@ class TensorSource:
         Its logical shape.
     dtype : numpy.dtype
     boxes : tuple of (int, Box)
-        The hosts that hold it and the boxes they hold, which cover the tensor exactly. Each host
-        has a file of its own; where a row lives is not stored.
+        The hosts that hold it and the boxes they hold, which cover the tensor exactly. No two
+        hosts share a file; where a row lives is not stored.
     read : callable
         Returns the values of rows ``[start, stop)`` of one of the boxes, given as a `Box`. Called
         more than once per row for strings; must not change what it returned.
     group : str, default ""
-        Tensors of one group share their files: a table and its slots.
+        Tensors of one group share their files, where no sharding callback decides: a table and its
+        slots.
     """
 
     name: str
