@@ -1,7 +1,7 @@
 """Element types of tables: which exist, and in which type their rows are combined.
 
 float32 and float64 rows are combined in their own type, the two short types in float32.
-bfloat16 is not a NumPy type; it comes from ml_dtypes, an extra that is imported only when asked for.
+bfloat16 is not a NumPy type; it comes from ml_dtypes, an extra imported only when asked for.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def as_dtype(dtype: DTypeLike, argument: str = "dtype") -> np.dtype[Any]:
                 f"{argument} 'bfloat16' needs the package ml_dtypes; "
                 "pip install 'shardcore[bfloat16]'"
             ) from error
-        return np.dtype(ml_dtypes.bfloat16)
+        bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return bfloat16
     try:
         return np.dtype(dtype)
     except TypeError as error:
@@ -73,7 +74,8 @@ def table_dtype(dtype: DTypeLike, argument: str = "dtype") -> np.dtype[Any]:
     resolved = as_dtype(dtype, argument)
     if resolved.name not in TABLE_DTYPES or not resolved.isnative:
         raise ShardcoreTypeError(
-            f"{argument} must be float32, float64, float16 or bfloat16, got {resolved.name!r}"
+            f"{argument} must be float32, float64, float16 or bfloat16, "
+            f"got {(resolved.name if resolved.isnative else resolved.str)!r}"
         )
     return resolved
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeGuard
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -18,8 +18,8 @@ from numpy.typing import ArrayLike, NDArray
 from shardcore._core import partition as _partition
 from shardcore._core import slices as _slices
 from shardcore.errors import ShardcoreIndexError, ShardcoreTypeError, ShardcoreValueError
-from shardcore.offsets import integers
-from shardcore.shapes import as_count
+from shardcore.offsets import integers, place_in
+from shardcore.shapes import as_count, as_integer
 
 __all__ = ["Layout", "Partition"]
 
@@ -54,6 +54,9 @@ class Layout:
     ----------
     strategy : {"div", "mod", "ranges"}
     num_rows, num_shards : int
+        Rows of the whole table, at most 2**63 - 1, and shards, empty ones counted.
+    contiguous : bool
+        Whether every shard holds consecutive rows: all but "mod".
     shard_sizes : ndarray of int64, shape (shards,), read-only
     offsets : ndarray of int64, shape (shards + 1,), read-only
         Running sums of the sizes; for "div" and "ranges", shard s holds rows
@@ -129,22 +132,26 @@ class Layout:
         Raises
         ------
         ShardcoreTypeError, ShardcoreValueError
-            If there is none, or one is not an integer or negative.
+            If there is none, one is not an integer or negative, or they sum to 2**63 or more.
 
         Examples
         --------
         >>> Layout.from_sizes([3, 0, 2]).offsets
         array([0, 3, 3, 5])
         """
-        checked = [as_count(size, f"sizes[{i}]", 0) for i, size in enumerate(sizes)]
+        if not isinstance(sizes, Iterable):
+            raise ShardcoreTypeError(f"sizes must be a sequence of integers >= 0, got {sizes!r}")
+        if _is_counts(sizes):  # a million shards are checked at once
+            checked = sizes.tolist()
+        else:
+            checked = [as_count(size, f"sizes[{i}]", 0) for i, size in enumerate(sizes)]
         if not checked:
             raise ShardcoreValueError("sizes must name at least one shard, got none")
-        return cls._make("ranges", np.array(checked, np.int64), sum(checked))
+        rows = _checked_rows(sum(checked), "the sum of sizes")
+        return cls._make("ranges", np.array(checked, np.int64), rows)
 
     @classmethod
     def _make(cls, strategy: Strategy, sizes: NDArray[np.int64], rows: int) -> Layout:
-        if rows > np.iinfo(np.int64).max:
-            raise ShardcoreValueError(f"rows must be at most 2**63 - 1, got {rows}")
         offsets = np.zeros(sizes.size + 1, np.int64)
         np.cumsum(sizes, out=offsets[1:])
         # A table over the high bits of a row: about four cells a shard, so that a cell seldom
@@ -182,6 +189,8 @@ class Layout:
 
         Raises
         ------
+        ShardcoreTypeError
+            If it is no integer.
         ShardcoreIndexError
             If there is no such shard.
 
@@ -190,6 +199,7 @@ class Layout:
         >>> Layout.mod(5, 2).row_range(1)
         range(1, 5, 2)
         """
+        shard = as_integer(shard, "shard")
         if not 0 <= shard < self.num_shards:
             raise ShardcoreIndexError(
                 f"shard {shard} is out of range: must be in [0, {self.num_shards})"
@@ -211,8 +221,13 @@ class Layout:
 
         Raises
         ------
-        ShardcoreIndexError
+        ShardcoreTypeError, ShardcoreIndexError
             If there is no such shard.
+
+        Examples
+        --------
+        >>> Layout.div(10, 4).global_rows(2)
+        array([6, 7])
         """
         rows = self.row_range(shard)
         return np.arange(rows.start, rows.stop, rows.step, dtype=np.int64)
@@ -223,7 +238,16 @@ class Layout:
         Parameters
         ----------
         shard : int, in [0, num_shards)
-        local : ndarray of int64, each in [0, shard_sizes[shard])
+        local : ndarray of int64, each in [0, shard_sizes[shard]), checked by the caller
+
+        Returns
+        -------
+        ndarray of int64, shaped like `local`
+
+        Raises
+        ------
+        ShardcoreTypeError, ShardcoreIndexError
+            If there is no such shard.
 
         Examples
         --------
@@ -250,10 +274,17 @@ class Layout:
 
         Raises
         ------
-        ShardcoreTypeError
-            If they are not integers.
+        ShardcoreTypeError, ShardcoreValueError
+            If they are not integers, or one does not fit int64.
         ShardcoreIndexError
             If one is out of range, with the position of the first.
+
+        Examples
+        --------
+        >>> Layout.from_sizes([3, 0, 2]).locate([[4], [0]])
+        (array([[2],
+               [0]]), array([[1],
+               [0]]))
         """
         given = integers(ids, argument)
         flat = given.reshape(-1)
@@ -322,9 +353,9 @@ class Layout:
         self, ids: NDArray[np.int32] | NDArray[np.int64], flat_position: int, argument: str
     ) -> ShardcoreIndexError:
         at = np.unravel_index(flat_position, ids.shape)
-        place = f"[{', '.join(str(int(i)) for i in at)}]" if ids.ndim else ""
         return ShardcoreIndexError(
-            f"{argument}{place} = {ids[at]} is outside the table: must be in [0, {self.num_rows})"
+            f"{place_in(argument, at)} = {ids[at]} is outside the table: "
+            f"must be in [0, {self.num_rows})"
         )
 
     def decompose_slice(self, rows: slice) -> list[tuple[int, slice]]:
@@ -376,14 +407,21 @@ class Layout:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Layout):
             return NotImplemented
-        if self.num_shards == 1 or other.num_shards == 1:
-            return self.num_shards == other.num_shards and self.num_rows == other.num_rows
-        return self.contiguous == other.contiguous and np.array_equal(
-            self.shard_sizes, other.shard_sizes
+        # "mod" places rows as consecutive ranges of its sizes do where no shard has a second row,
+        # or none but one has any.
+        alike = (
+            self.contiguous == other.contiguous
+            or self.num_shards == 1
+            or self.num_rows <= self.num_shards
         )
+        return alike and np.array_equal(self.shard_sizes, other.shard_sizes)
 
     def __hash__(self) -> int:
         return hash((self.num_rows, self.num_shards))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Made anew, so that the arrays are read-only on the other side too.
+        return Layout._make, (self.strategy, self.shard_sizes, self.num_rows)
 
     def __repr__(self) -> str:
         if self.strategy == "ranges":
@@ -391,11 +429,24 @@ class Layout:
         return f"Layout.{self.strategy}({self.num_rows}, {self.num_shards})"
 
 
+def _is_counts(sizes: object) -> TypeGuard[NDArray[Any]]:
+    return (
+        isinstance(sizes, np.ndarray)
+        and sizes.ndim == 1
+        and sizes.dtype.kind in "iu"
+        and not (sizes < 0).any()
+    )
+
+
+def _checked_rows(rows: int, argument: str) -> int:
+    if rows > np.iinfo(np.int64).max:
+        raise ShardcoreValueError(f"{argument} must be at most 2**63 - 1, got {rows}")
+    return rows
+
+
 def _even_sizes(rows: int, shards: int) -> tuple[NDArray[np.int64], int]:
-    num_rows = as_count(rows, "rows", 0)
+    num_rows = _checked_rows(as_count(rows, "rows", 0), "rows")
     num_shards = as_count(shards, "shards")
-    if num_rows > np.iinfo(np.int64).max:
-        raise ShardcoreValueError(f"rows must be at most 2**63 - 1, got {num_rows}")
     sizes = np.full(num_shards, num_rows // num_shards, np.int64)
     sizes[: num_rows % num_shards] += 1
     return sizes, num_rows

@@ -13,11 +13,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from shardcore._core import offsets as _kernel
 from shardcore.errors import ShardcoreIndexError, ShardcoreTypeError, ShardcoreValueError
+from shardcore.shapes import as_count
 
 __all__ = [
     "check_row_splits",
     "integers",
     "lengths_from_row_splits",
+    "place_in",
     "row_ids_from_row_splits",
     "row_splits_from_lengths",
     "row_splits_from_row_ids",
@@ -25,7 +27,7 @@ __all__ = [
 
 
 def integers(values: ArrayLike, argument: str) -> NDArray[np.int32] | NDArray[np.int64]:
-    """Return `values` as a C-contiguous int32 or int64 array, copied only where it must be.
+    """Return `values` as an aligned, C-contiguous int32 or int64 array, copied only if it must be.
 
     Parameters
     ----------
@@ -33,6 +35,11 @@ def integers(values: ArrayLike, argument: str) -> NDArray[np.int32] | NDArray[np
         An empty list counts as integers.
     argument : str
         The caller's argument, for the message.
+
+    Returns
+    -------
+    ndarray of int32 where `values` is one, else of int64, shaped like `values`
+        Of the machine's byte order.
 
     Raises
     ------
@@ -53,7 +60,8 @@ def integers(values: ArrayLike, argument: str) -> NDArray[np.int32] | NDArray[np
             f"{argument} must be an array of integers, got nested sequences of uneven length"
         ) from error
     if array.dtype == np.int64 or array.dtype == np.int32:
-        return np.ascontiguousarray(array) if array.ndim else array
+        fit = array.flags.c_contiguous and array.flags.aligned
+        return array if fit else array.copy(order="C")
     if array.dtype.kind not in "iu":
         if array.size == 0 and not isinstance(values, np.ndarray):
             return array.astype(np.int64)
@@ -63,13 +71,21 @@ def integers(values: ArrayLike, argument: str) -> NDArray[np.int32] | NDArray[np
         if over.size:
             at = np.unravel_index(over[0], array.shape)
             raise ShardcoreValueError(
-                f"{_place(argument, at)} = {array[at]} does not fit int64; hash it first with hash_ids"
+                f"{place_in(argument, at)} = {array[at]} does not fit int64; "
+                "hash it first with hash_ids"
             )
     wide: NDArray[np.int64] = array.astype(np.int64, order="C")
     return wide
 
 
-def _place(argument: str, at: tuple[Any, ...]) -> str:
+def place_in(argument: str, at: tuple[Any, ...]) -> str:
+    """Return how a message names one element: ``ids[2, 0]``, or ``ids`` for one of rank 0.
+
+    Examples
+    --------
+    >>> place_in("ids", (2, 0))
+    'ids[2, 0]'
+    """
     return f"{argument}[{', '.join(str(int(i)) for i in at)}]" if at else argument
 
 
@@ -110,7 +126,8 @@ def check_row_splits(
     >>> check_row_splits([0, 2, 1], 1)
     Traceback (most recent call last):
     ...
-    shardcore.errors.ShardcoreValueError: row_splits must be non-decreasing: row_splits[2] = 1 < row_splits[1] = 2
+    shardcore.errors.ShardcoreValueError: row_splits must be non-decreasing: \
+row_splits[2] = 1 < row_splits[1] = 2
     """
     splits = _vector(row_splits, argument).astype(np.int64, copy=False)
     if splits.size == 0:
@@ -137,6 +154,8 @@ def row_splits_from_lengths(lengths: ArrayLike, argument: str = "lengths") -> ND
     Parameters
     ----------
     lengths : array_like of int, shape (bags,)
+    argument : str
+        The caller's argument, for the message.
 
     Returns
     -------
@@ -157,8 +176,13 @@ def row_splits_from_lengths(lengths: ArrayLike, argument: str = "lengths") -> ND
     bad = _kernel.splits_from_lengths(given, row_splits)
     if bad >= 0:
         if given[bad] < 0:
-            raise ShardcoreValueError(f"{argument} must be >= 0, got {argument}[{bad}] = {given[bad]}")
-        raise ShardcoreValueError(f"{argument} must sum to at most 2**63 - 1; it does not at {bad}")
+            raise ShardcoreValueError(
+                f"{argument} must be >= 0, got {argument}[{bad}] = {given[bad]}"
+            )
+        raise ShardcoreValueError(
+            f"{argument} must sum to at most 2**63 - 1, which {argument}[{bad}] = {given[bad]} "
+            "makes it exceed"
+        )
     return row_splits
 
 
@@ -226,7 +250,9 @@ def row_splits_from_row_ids(
     row_ids : array_like of int, shape (values,)
         Each in [0, num_rows), never below its predecessor.
     num_rows : int
-        The number of bags; trailing empty ones are kept.
+        The number of bags, >= 0; trailing empty ones are kept.
+    argument : str
+        The caller's argument, for the message.
 
     Returns
     -------
@@ -237,7 +263,7 @@ def row_splits_from_row_ids(
     ShardcoreIndexError
         If a row id is out of range.
     ShardcoreTypeError, ShardcoreValueError
-        If they are not integers of rank 1, or decrease.
+        If they are not integers of rank 1, or decrease, or `num_rows` is no integer >= 0.
 
     Examples
     --------
@@ -245,14 +271,13 @@ def row_splits_from_row_ids(
     array([0, 2, 2, 3, 3])
     """
     given = _vector(row_ids, argument)
-    if num_rows < 0:
-        raise ShardcoreValueError(f"num_rows must be >= 0, got {num_rows}")
-    row_splits = np.empty(num_rows + 1, np.int64)
+    bags = as_count(num_rows, "num_rows", 0)
+    row_splits = np.empty(bags + 1, np.int64)
     bad = _kernel.splits_from_row_ids(given, row_splits)
     if bad >= 0:
-        if not 0 <= given[bad] < num_rows:
+        if not 0 <= given[bad] < bags:
             raise ShardcoreIndexError(
-                f"{argument}[{bad}] = {given[bad]} is out of range: must be in [0, {num_rows})"
+                f"{argument}[{bad}] = {given[bad]} is out of range: must be in [0, {bags})"
             )
         raise ShardcoreValueError(
             f"{argument} must be non-decreasing: {argument}[{bad}] = {given[bad]} < "

@@ -51,7 +51,8 @@ def shard_table(const int64_t[::1] offsets, int shift, int32_t[::1] first):
     cdef Py_ssize_t cell, shard = 0, last = offsets.shape[0] - 2
     with nogil:
         for cell in range(first.shape[0]):
-            while shard < last and offsets[shard + 1] <= <int64_t>cell << shift:
+            # offsets[shard + 1] <= cell << shift, without the shift that could overflow
+            while shard < last and (offsets[shard + 1] - 1) >> shift < cell:
                 shard += 1
             first[cell] = <int32_t>shard
 

@@ -449,7 +449,7 @@ def update(uint8_t[:, ::1] table__rd, int kind, const int64_t[::1] unique__u, co
     target.function = <update_t><void*>function
     target.hyper = &hyper[0] if hyper.shape[0] else NULL
     target.step = step
-    if rows == 0:
+    if rows == 0 or target.dim == 0:
         return
     if gains__n is not None and gains__n.shape[0]:
         gains = &gains__n[0]

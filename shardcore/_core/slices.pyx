@@ -42,6 +42,14 @@ cdef Py_ssize_t next_shard(const int64_t* offsets, Py_ssize_t shards, Py_ssize_t
     return shard_of(offsets, edge if edge > 0 else 0, shard - reach // 2, row)
 
 
+cdef int64_t stop_of(Piece piece, int64_t step) noexcept nogil:
+    """Return the local row one step past the last element, at most 2**63 - 1; < 0 below row 0."""
+    cdef int64_t last = piece.start + (piece.count - 1) * step
+    if step > 0 and last > <int64_t>0x7fffffffffffffff - step:
+        return 0x7fffffffffffffff
+    return last + step
+
+
 cdef Piece piece_at(const int64_t* offsets, Py_ssize_t shard, int64_t row, int64_t step,
                     int64_t left) noexcept nogil:
     """Return the piece of `shard` that begins at global `row`, with `left` elements to go."""
@@ -75,11 +83,12 @@ def decompose(const int64_t[::1] offsets, int64_t start, int64_t step, int64_t c
     shard = shard_of(first, 0, shards, row)
     while True:
         piece = piece_at(first, shard, row, step, count)
-        stop = piece.start + piece.count * step
+        stop = stop_of(piece, step)
         # A local slice that runs down through row 0 ends at None: -1 would mean the last row.
         pieces.append((piece.shard, slice(piece.start, None if stop < 0 else stop, boxed_step)))
         count -= piece.count
         if count <= 0:
             return pieces
-        row += piece.count * step
+        row += (piece.count - 1) * step
+        row += step
         shard = next_shard(first, shards, shard, row, step > 0)

@@ -1,14 +1,17 @@
-"""Memory for tables: zeroed, aligned to cache lines, backed by huge pages where the system has them.
+"""Memory for tables: zeroed, aligned to cache lines, on huge pages where the system has them.
 
 A table is read at random rows; with 4 KiB pages nearly every row costs a page walk besides its own
 cache misses. Large arrays are therefore mapped anonymously, aligned to 2 MiB, and the kernel is
-advised to use huge pages. Pages that are never touched cost nothing.
+advised to use huge pages. Pages that are never touched cost nothing. The mapping is private: a
+child made by fork has a table of its own, and shared mappings get no huge pages by default.
 """
 
 from __future__ import annotations
 
 import math
 import mmap
+import sys
+from contextlib import suppress
 from typing import Any, Final
 
 import numpy as np
@@ -28,6 +31,15 @@ def aligned_zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     shape : tuple of int
     dtype : numpy.dtype
 
+    Returns
+    -------
+    ndarray of `dtype` and `shape`, writable
+
+    Raises
+    ------
+    MemoryError
+        If the system has no room for it.
+
     Examples
     --------
     >>> aligned_zeros((3, 2), np.dtype("float32")).ctypes.data % 64
@@ -35,16 +47,26 @@ def aligned_zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     """
     size = math.prod(shape) * dtype.itemsize
     if size >= 2 * HUGE_PAGE:
-        buffer = mmap.mmap(-1, size + HUGE_PAGE)
+        try:
+            buffer = _private_pages(size + HUGE_PAGE)
+        except OSError as error:
+            raise MemoryError(
+                f"no room for {size} bytes, an array of {dtype} of shape {shape}"
+            ) from error
         advice = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux only
         if advice is not None:
-            try:
+            # A kernel built without huge pages refuses: the memory is as good, only slower.
+            with suppress(OSError):
                 buffer.madvise(advice)
-            except OSError:  # a kernel built without huge pages: the memory is as good, only slower
-                pass
         memory = np.frombuffer(buffer, np.uint8)
         start = -memory.ctypes.data % HUGE_PAGE
     else:
         memory = np.zeros(size + LINE, np.uint8)
         start = -memory.ctypes.data % LINE
     return memory[start : start + size].view(dtype).reshape(shape)
+
+
+def _private_pages(size: int) -> mmap.mmap:
+    if sys.platform == "win32":  # which has neither fork nor flags
+        return mmap.mmap(-1, size)
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -1,9 +1,9 @@
 """The rows of a batch, sorted and made unique once, so that an update touches each row once.
 
 An occurrence is a row named by a bag. Its source is the gradient it will receive: a position in the
-list of all bags of the table's features. Sorting is stable, so a row's occurrences stay in the order
-(feature, global bag, position) in which they were given, and that is the order of the sum of its
-gradients. The face of ``_core/occurrences.pyx``.
+list of all bags of the table's features. Sorting is stable, so a row's occurrences stay in the
+order (feature, global bag, position) in which they were given, and that is the order of the sum of
+its gradients. The face of ``_core/occurrences.pyx``.
 """
 
 from __future__ import annotations
@@ -55,10 +55,14 @@ def sort_occurrences(
 
     Parameters
     ----------
-    rows : ndarray of int, shape (n,), each in [0, num_rows), checked, in the order of the sum
+    rows : ndarray of int32 or int64, shape (n,)
+        Each in [0, num_rows), checked by the caller; in the order of the sum.
     sources : ndarray of int32, shape (n,)
+        Positions in the list of gradients.
     gains : ndarray of the working dtype, shape (n,), or None
+        None: all 1.
     num_rows : int
+        Rows of the table; up to 2**32 of them are sorted by 32-bit keys.
 
     Returns
     -------
@@ -82,13 +86,13 @@ def sort_occurrences(
             f"a batch must name at most {MAX_OCCURRENCES} rows of one table, got {n}"
         )
     # With gains, what is sorted is the position, which then leads to both source and gain.
-    payload = sources if gains is None else np.arange(n, dtype=np.int32)
+    payload = np.ascontiguousarray(sources) if gains is None else np.arange(n, dtype=np.int32)
     narrow = num_rows <= 1 << 32
     keys = np.empty((2, n), np.uint32 if narrow else np.uint64)
     payloads = np.empty((2, n), np.int32)
     key_type = "uint32_t" if narrow else "uint64_t"
     plane = _kernel.sort_rows[TYPE_NAMES[rows.dtype], key_type](
-        rows, payload, keys, payloads, np.empty(_COUNTERS, np.int64)
+        np.ascontiguousarray(rows), payload, keys, payloads, np.empty(_COUNTERS, np.int64)
     )
     unique = np.empty(n, np.int64)
     run_splits = np.empty(n + 1, np.int64)

@@ -65,13 +65,14 @@ def segment_reduce(
     Parameters
     ----------
     rows : ndarray of float32, float64, float16 or bfloat16, shape (rows, dim), C-contiguous
+        Of the machine's byte order, aligned to its elements.
     ids : array_like of int, shape (n,), each in [0, rows)
     row_splits : array_like of int, shape (bags + 1,)
     weights : array_like of float, shape (n,), optional
     divisors : ndarray, shape (bags,), optional
         From `divisors`; a bag whose divisor is 0 becomes zeros.
     out : ndarray of the working dtype, shape (bags, dim), C-contiguous, optional
-        Where to write.
+        Where to write; must not overlap another argument.
 
     Returns
     -------
@@ -81,7 +82,7 @@ def segment_reduce(
     Raises
     ------
     ShardcoreTypeError, ShardcoreValueError, ShardcoreIndexError
-        If an argument has another shape, dtype or range.
+        If an argument has another shape, dtype or range, or `out` cannot be written to.
 
     Examples
     --------
@@ -91,9 +92,14 @@ def segment_reduce(
            [0., 0.],
            [3., 4.]], dtype=float32)
     """
+    if not isinstance(rows, np.ndarray):
+        raise ShardcoreTypeError(f"rows must be an ndarray, got {type(rows).__name__}")
     table_dtype(rows.dtype, "rows.dtype")
-    if rows.ndim != 2 or not rows.flags.c_contiguous:
-        raise ShardcoreValueError(f"rows must be C-contiguous of rank 2, got shape {rows.shape}")
+    if rows.ndim != 2 or not _fit(rows):
+        raise ShardcoreValueError(
+            f"rows must be C-contiguous, aligned and of rank 2, got shape {rows.shape} "
+            f"with strides {rows.strides}"
+        )
     given = integers(ids, "ids")
     if given.ndim != 1:
         raise ShardcoreValueError(f"ids must be of rank 1, got shape {given.shape}")
@@ -109,12 +115,30 @@ def segment_reduce(
     shape = (splits.size - 1, rows.shape[1])
     if out is None:
         out = np.empty(shape, value)
-    elif out.shape != shape or out.dtype != value or not out.flags.c_contiguous:
-        raise ShardcoreValueError(
-            f"out must be C-contiguous {value} of shape {shape}, got {out.dtype} {out.shape}"
-        )
+    else:
+        _check_out(out, shape, value, (rows, given, splits, gain, divisor))
     reduce_bags(rows, given, splits, gain, divisor, out)
     return out
+
+
+def _fit(array: NDArray[Any]) -> bool:
+    return bool(array.flags.c_contiguous and array.flags.aligned)
+
+
+def _check_out(
+    out: NDArray[Any],
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    inputs: tuple[NDArray[Any] | None, ...],
+) -> None:
+    if out.shape != shape or out.dtype != dtype or not _fit(out) or not out.flags.writeable:
+        raise ShardcoreValueError(
+            f"out must be C-contiguous, aligned, writable {dtype} of shape {shape}, got "
+            f"{out.dtype.str} of shape {out.shape} with strides {out.strides}"
+            f"{'' if out.flags.writeable else ', read-only'}"
+        )
+    if any(given is not None and np.may_share_memory(out, given) for given in inputs):
+        raise ShardcoreValueError("out must not overlap rows, ids, row_splits, weights or divisors")
 
 
 def _values(
@@ -122,12 +146,18 @@ def _values(
 ) -> NDArray[Any] | None:
     if values is None:
         return None
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise ShardcoreTypeError(
+            f"{argument} must be an array of real numbers, got nested sequences of uneven length"
+        ) from error
     if array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16":
         raise ShardcoreTypeError(f"{argument} must be real numbers, got dtype {array.dtype}")
     if array.shape != (size,):
         raise ShardcoreValueError(f"{argument} must have shape ({size},), got {array.shape}")
-    return np.ascontiguousarray(array, dtype)
+    ready = np.ascontiguousarray(array, dtype)
+    return ready if ready.flags.aligned else ready.copy()
 
 
 def reduce_bags(
@@ -165,7 +195,7 @@ def reduce_bags(
 
 
 def sequential_sums(values: NDArray[Any], row_splits: NDArray[np.int64]) -> NDArray[Any]:
-    """Return the sum of each bag's values (n,), added in order: the kernel over a table of dim 1."""
+    """Return the sum of each bag's values, (n,), in order: the kernel over a table of dim 1."""
     out = np.empty((row_splits.size - 1, 1), values.dtype)
     ids = np.arange(values.size, dtype=np.int64)
     reduce_bags(values.reshape(-1, 1), ids, row_splits, None, None, out)
@@ -183,7 +213,7 @@ def divisors(
     Parameters
     ----------
     combiner : {"sum", "mean", "sqrtn"}
-    row_splits : ndarray of int64, shape (bags + 1,)
+    row_splits : ndarray of int64, shape (bags + 1,), checked
     weights : ndarray, shape (n,), optional
         Ones where not given.
     dtype : working dtype
@@ -220,6 +250,14 @@ def divisors(
 
 def reciprocals(divisors: NDArray[Any]) -> NDArray[Any]:
     """Return 1 / divisor, and 0 where the divisor is 0: the gain of an occurrence of weight 1.
+
+    Parameters
+    ----------
+    divisors : ndarray of the working dtype, shape (bags,)
+
+    Returns
+    -------
+    ndarray of the working dtype, shape (bags,)
 
     Examples
     --------
@@ -275,6 +313,12 @@ def row_dots(
     -------
     ndarray of the working dtype, shape (n,)
         Columns summed in 8 lanes, column c in lane c mod 8, lanes added in order.
+
+    Examples
+    --------
+    >>> rows = np.array([[1.0, 2.0], [3.0, 4.0]])
+    >>> row_dots(rows, np.array([1, 0]), np.array([0, 2]), np.array([[1.0, 10.0]]))
+    array([43., 21.])
     """
     out = np.zeros(ids.size, gradients.dtype)
     kernel = _kernel.row_dots[TYPE_NAMES[ids.dtype], TYPE_NAMES[gradients.dtype]]
@@ -294,8 +338,8 @@ def weight_gradients(
     With g the bag's gradient, e its rows, a = Σ w·e / D its activation:
 
         sum    g·e
-        mean   (g·e − g·a) / D            D = Σ w
-        sqrtn  g·e / D − w (g·a) / D²     D = √(Σ w²)
+        mean   (g·e - g·a) / D            D = Σ w
+        sqrtn  g·e / D - w (g·a) / D²     D = √(Σ w²)
 
     and 0 where D is 0. Follows from the definition of the combiners.
 
@@ -324,6 +368,9 @@ def weight_gradients(
     inverse = reciprocals(divisors)
     along = (sequential_sums(dots * weights, row_splits) * inverse)[bag]
     inverse = inverse[bag]
+    gradient: NDArray[Any]
     if combiner == "mean":
-        return (dots - along) * inverse
-    return dots * inverse - weights * along * inverse * inverse
+        gradient = (dots - along) * inverse
+    else:
+        gradient = dots * inverse - weights * along * inverse * inverse
+    return gradient

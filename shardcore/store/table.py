@@ -65,9 +65,7 @@ class StoreTable:
                 slot[...] = spec.fill
             self.slots[spec.name] = slot
 
-    def initialise(
-        self, initializer: Callable[..., Any], global_rows: range, seed: int
-    ) -> None:
+    def initialise(self, initializer: Callable[..., Any], global_rows: range, seed: int) -> None:
         """Fill the rows with the initial values of the given rows of the whole table, in blocks."""
         with self._lock.writing():
             fill(self.rows, initializer, global_rows, seed)
@@ -83,9 +81,7 @@ class StoreTable:
         divisors: NDArray[Any] | None,
     ) -> NDArray[Any]:
         """Return the combined rows per bag, in the working dtype; ids are checked local rows."""
-        out = np.empty(
-            (row_splits.size - 1, self.rows.shape[1]), working_dtype(self.rows.dtype)
-        )
+        out = np.empty((row_splits.size - 1, self.rows.shape[1]), working_dtype(self.rows.dtype))
         with self._lock.reading():
             reduce_bags(self.rows, ids, row_splits, weights, divisors, out)
         return out

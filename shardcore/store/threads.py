@@ -5,13 +5,12 @@ tasks and calls `run`. The caller works too, so a pool of n threads starts n - 1
 use. They are daemons and idle between calls. A child made by fork has none of its parent's threads:
 the pool is forgotten there and built anew on first use.
 
-Results never depend on the number of threads: tasks write to disjoint places, and the order of every
-sum is fixed by the kernels.
+Results never depend on the number of threads: tasks write to disjoint places, and the order of
+every sum is fixed by the kernels.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 import queue
 import threading
@@ -20,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
+from shardcore.errors import ShardcoreValueError
+from shardcore.shapes import as_count
 
 __all__ = ["get_num_threads", "ranges", "run", "set_num_threads"]
 
@@ -32,7 +32,7 @@ class _Job:
     """Numbered tasks that several threads take one by one."""
 
     def __init__(self, count: int, task: Callable[[int], None]) -> None:
-        self._numbers = itertools.count()  # next() on it is atomic
+        self._next = 0
         self._count = count
         self._task = task
         self._left = count
@@ -41,8 +41,13 @@ class _Job:
         self.finished = threading.Lock()
         self.finished.acquire()
 
+    def _take(self) -> int:
+        with self._lock:
+            self._next += 1
+            return self._next - 1
+
     def work(self) -> None:
-        while (number := next(self._numbers)) < self._count:
+        while (number := self._take()) < self._count:
             try:
                 self._task(number)
             except BaseException as error:  # handed to the caller, who raises the first of them
@@ -96,14 +101,6 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_pool)
 
 
-def _checked(value: Any, argument: str) -> int:
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
-        raise ShardcoreTypeError(f"{argument} must be an integer, got {value!r}")
-    if not 1 <= value <= MAX_THREADS:
-        raise ShardcoreValueError(f"{argument} must be in [1, {MAX_THREADS}], got {value}")
-    return int(value)
-
-
 def set_num_threads(n: int) -> None:
     """Set how many threads the kernels of this process may use, the caller's included.
 
@@ -125,7 +122,10 @@ def set_num_threads(n: int) -> None:
     >>> set_num_threads(before)
     """
     global _num_threads
-    _num_threads = _checked(n, "n")
+    threads = as_count(n, "n")
+    if threads > MAX_THREADS:
+        raise ShardcoreValueError(f"n must be at most {MAX_THREADS}, got {threads}")
+    _num_threads = threads
 
 
 def get_num_threads() -> int:
@@ -133,21 +133,34 @@ def get_num_threads() -> int:
 
     The default is SHARDCORE_NUM_THREADS, or else the number of cores this process may run on.
 
+    Returns
+    -------
+    int, in [1, 1024]
+
     Raises
     ------
     ShardcoreValueError
         If SHARDCORE_NUM_THREADS is not an integer in [1, 1024].
+
+    Examples
+    --------
+    >>> 1 <= get_num_threads() <= 1024
+    True
     """
     global _num_threads
     if _num_threads is None:
         text = os.environ.get(_VARIABLE, "")
-        if text:
-            if not text.isascii() or not text.isdigit():
-                raise ShardcoreValueError(f"{_VARIABLE} must be an integer, got {text!r}")
-            _num_threads = _checked(int(text), _VARIABLE)
-        else:
-            _num_threads = min(_cores(), MAX_THREADS)
+        _num_threads = _parsed(text) if text else min(_cores(), MAX_THREADS)
     return _num_threads
+
+
+def _parsed(text: str) -> int:
+    digits = text.lstrip("0") if text.isascii() and text.isdigit() else ""
+    if not 1 <= len(digits) <= len(str(MAX_THREADS)) or int(digits) > MAX_THREADS:
+        raise ShardcoreValueError(
+            f"{_VARIABLE} must be an integer in [1, {MAX_THREADS}], got {text!r}"
+        )
+    return int(digits)
 
 
 def _cores() -> int:
@@ -163,8 +176,15 @@ def run(count: int, task: Callable[[int], None]) -> None:
     ----------
     count : int
     task : callable
-        Must not call `run` itself. If some raise, all others still run, and the error of the lowest
-        number is raised here.
+        Must not call `run` itself. If some raise, the error of the lowest number is raised here;
+        tasks of higher numbers may or may not have run.
+
+    Examples
+    --------
+    >>> squares = [0] * 4
+    >>> run(4, lambda i: squares.__setitem__(i, i * i))
+    >>> squares
+    [0, 1, 4, 9]
     """
     helpers = min(count, get_num_threads()) - 1
     if helpers <= 0:

@@ -95,7 +95,20 @@ def update_rows(
         ``optimizer.hyper()``, evaluated once for the batch.
     step : int
         1 for the first batch.
+
+    Examples
+    --------
+    >>> from shardcore_optimizers.sgd import SGD
+    >>> from shardcore.store.occurrences import sort_occurrences
+    >>> rows, optimizer = np.ones((4, 1)), SGD(learning_rate=0.5)
+    >>> batch = sort_occurrences(np.array([3, 1, 3]), np.array([0, 0, 1], np.int32), None, 4)
+    >>> gradients = np.array([[1.0], [10.0]])
+    >>> update_rows(rows, {}, batch, batch.rows, gradients, optimizer, optimizer.hyper(), step=1)
+    >>> rows[:, 0]
+    array([ 1. ,  0.5,  1. , -4.5])
     """
+    if not rows.shape[1]:  # no columns: nothing to learn
+        return
     value = working_dtype(rows.dtype)
     function = optimizer.compiled(value)
     # The C function reads slots in the working dtype; those kept in a shorter one are widened here.
@@ -104,9 +117,7 @@ def update_rows(
             rows, slots, occurrences, row_ids, gradients, function.address_for(value), hyper, step
         )
     else:
-        update = _pure_update(
-            rows, slots, occurrences, row_ids, gradients, optimizer, hyper, step
-        )
+        update = _pure_update(rows, slots, occurrences, row_ids, gradients, optimizer, hyper, step)
     pieces = threads.ranges(occurrences.run_splits, rows.shape[1])
     threads.run(len(pieces), lambda number: update(*pieces[number]))
 
@@ -163,6 +174,10 @@ def _pure_update(
     value, dim = gradients.dtype, rows.shape[1]
     block = max(1, _PURE_BLOCK_BYTES // (dim * value.itemsize))
 
+    def put(array: NDArray[Any], local: NDArray[np.int64], new: Any) -> None:
+        with np.errstate(over="ignore"):  # beyond the range of a short float lies inf, as compiled
+            put_rows(array, local, np.asarray(new).astype(array.dtype, copy=False))
+
     def update(first: int, last: int) -> None:
         for start in range(first, last, block):
             stop = min(start + block, last)
@@ -181,8 +196,8 @@ def _pure_update(
                 step,
                 row_ids[start:stop],
             )
-            put_rows(rows, local, np.asarray(new_rows).astype(rows.dtype, copy=False))
+            put(rows, local, new_rows)
             for name, slot in slots.items():
-                put_rows(slot, local, np.asarray(new_slots[name]).astype(slot.dtype, copy=False))
+                put(slot, local, new_slots[name])
 
     return update

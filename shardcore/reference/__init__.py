@@ -1,0 +1,68 @@
+"""What the kernels mean: readable NumPy twins, obvious and slow, exact to the last bit.
+
+::
+
+    offsets      row splits, lengths, row ids
+    placement    which shard has which row; slices over shards
+    rows         combine, accumulate, update, scatter; gradients of weights
+    random       initial values
+
+A twin has the name and the arguments of the face whose meaning it tells, less those that say where
+to write (``out``) or how to complain (``argument``): twins trust what they are given. Every sum is
+taken element by element in the order that the contract defines, so equality is `==`, never "close".
+"""
+
+from __future__ import annotations
+
+from shardcore.reference.offsets import (
+    lengths_from_row_splits,
+    row_ids_from_row_splits,
+    row_splits_from_lengths,
+    row_splits_from_row_ids,
+)
+from shardcore.reference.placement import decompose_slice, locate, partition
+from shardcore.reference.random import normal, truncated_normal, uniform, uniform_bits
+from shardcore.reference.rows import (
+    accumulate,
+    divisors,
+    gather_rows,
+    narrowed,
+    occurrence_gains,
+    put_rows,
+    reciprocals,
+    row_dots,
+    scatter_rows,
+    segment_reduce,
+    sort_occurrences,
+    update_rows,
+    weight_gradients,
+    widened,
+)
+
+__all__ = [
+    "accumulate",
+    "decompose_slice",
+    "divisors",
+    "gather_rows",
+    "lengths_from_row_splits",
+    "locate",
+    "narrowed",
+    "normal",
+    "occurrence_gains",
+    "partition",
+    "put_rows",
+    "reciprocals",
+    "row_dots",
+    "row_ids_from_row_splits",
+    "row_splits_from_lengths",
+    "row_splits_from_row_ids",
+    "scatter_rows",
+    "segment_reduce",
+    "sort_occurrences",
+    "truncated_normal",
+    "uniform",
+    "uniform_bits",
+    "update_rows",
+    "weight_gradients",
+    "widened",
+]

@@ -1,0 +1,82 @@
+"""The occurrences of a batch: sorted by row, stable, equal to the twin."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from shardcore import reference
+from shardcore.errors import ShardcoreValueError
+from shardcore.store.occurrences import sort_occurrences
+
+
+def check(rows: Any, gains: Any, num_rows: int, frozen: Callable[[Any], Any]) -> None:
+    sources = np.arange(rows.size, dtype=np.int32)[::-1] // 2  # strided, and with repeats
+    ours = sort_occurrences(frozen(rows), sources, gains, num_rows)
+    theirs = reference.sort_occurrences(rows, sources, gains, num_rows)
+    for name in ("rows", "run_splits", "sources"):
+        np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name), strict=True)
+    if gains is None:
+        assert ours.gains is None
+    else:
+        np.testing.assert_array_equal(ours.gains, theirs.gains, strict=True)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    bits=st.integers(0, 62),
+    n=st.integers(0, 80),
+    seed=st.integers(0, 2**32),
+    narrow=st.booleans(),
+    weighted=st.booleans(),
+)
+@example(bits=32, n=50, seed=0, narrow=False, weighted=False)
+@example(bits=62, n=50, seed=1, narrow=False, weighted=True)
+def test_occurrences_equal_their_twin(
+    bits: int, n: int, seed: int, narrow: bool, weighted: bool, frozen: Callable[[Any], Any]
+) -> None:
+    bits = min(bits, 31) if narrow else bits
+    rng = np.random.default_rng(seed)
+    rows = rng.integers(0, 2**bits, n)
+    rows[rng.random(n) < 0.3] = 2**bits - 1
+    rows[rng.random(n) < 0.3] = 0
+    rows = rows.astype(np.int32 if narrow else np.int64)
+    gains = rng.standard_normal(n).astype(np.float32) if weighted else None
+    check(rows, gains, 2**bits, frozen)
+
+
+@pytest.mark.parametrize("shift", [0, 10, 11, 21, 22, 31, 32, 33, 43, 44, 54, 55, 61])
+def test_rows_that_differ_in_one_bit_only(shift: int, frozen: Callable[[Any], Any]) -> None:
+    base = (0x0123456789ABCDEF >> 1) & ~(1 << shift)
+    rows = np.array([base, base | 1 << shift] * 5 + [base], np.int64)
+    check(rows, None, 2**62, frozen)
+
+
+@pytest.mark.parametrize("num_rows", [2**32 - 1, 2**32, 2**32 + 1])
+def test_keys_of_32_bits_end_where_rows_need_33(
+    num_rows: int, frozen: Callable[[Any], Any]
+) -> None:
+    rows = np.array([num_rows - 1, 0, 1, num_rows - 1, num_rows - 2], np.int64)
+    check(rows, np.arange(5.0), num_rows, frozen)
+
+
+def test_strided_rows(frozen: Callable[[Any], Any]) -> None:
+    check(np.array([3, 9, 1, 9, 3, 9])[::2], None, 4, frozen)
+
+
+def test_no_occurrences(frozen: Callable[[Any], Any]) -> None:
+    check(np.empty(0, np.int64), None, 0, frozen)
+    check(np.empty(0, np.int32), np.empty(0, np.float32), 5, frozen)
+
+
+def test_too_many_occurrences_are_refused() -> None:
+    rows = np.broadcast_to(np.int64(0), 2**31)
+    message = "a batch must name at most 2147483647 rows of one table, got 2147483648"
+    with pytest.raises(ShardcoreValueError, match=f"^{re.escape(message)}$"):
+        sort_occurrences(rows, np.empty(0, np.int32), None, 1)

@@ -1,0 +1,169 @@
+"""Which shard holds each id: equal to the twin for every layout, from none to 2**63 - 1 rows."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+
+from shardcore import reference
+from shardcore._core import partition as kernel
+from shardcore.errors import ShardcoreIndexError, ShardcoreTypeError, ShardcoreValueError
+from shardcore.layout import Layout
+
+LARGEST = 2**63 - 1
+
+
+@st.composite
+def layouts(draw: st.DrawFn, most: int = 40) -> Layout:
+    strategy = draw(st.sampled_from(["div", "mod", "ranges"]))
+    if strategy == "ranges":
+        return Layout.from_sizes(draw(st.lists(st.integers(0, most), min_size=1, max_size=40)))
+    rows, shards = draw(st.integers(0, 10 * most)), draw(st.integers(1, 50))
+    return getattr(Layout, strategy)(rows, shards)  # type: ignore[no-any-return]
+
+
+def check(layout: Layout, ids: Any) -> None:
+    sizes = layout.shard_sizes.tolist()
+    shard, local = layout.locate(ids)
+    expected = reference.locate(ids, sizes, layout.strategy)
+    np.testing.assert_array_equal(shard, expected[0], strict=True)
+    np.testing.assert_array_equal(local, expected[1], strict=True)
+    ours = layout.partition(ids)
+    theirs = reference.partition(ids, sizes, layout.strategy)
+    assert ours.local.dtype == np.asarray(ids).dtype
+    for mine, its in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(mine, its)
+    assert ours.row_splits.dtype == ours.inverse.dtype == np.int64
+    for s in range(layout.num_shards):  # and back to the rows of the whole table
+        part = ours.local[ours.row_splits[s] : ours.row_splits[s + 1]]
+        np.testing.assert_array_equal(
+            layout.global_of(s, part.astype(np.int64)), np.asarray(ids)[shard == s]
+        )
+
+
+@settings(max_examples=150, deadline=None)
+@given(layout=layouts(), seed=st.integers(0, 2**32), n=st.integers(0, 60), wide=st.booleans())
+def test_ids_are_found_as_the_twin_finds_them(
+    layout: Layout, seed: int, n: int, wide: bool
+) -> None:
+    n = n if layout.num_rows else 0
+    ids = np.random.default_rng(seed).integers(0, max(layout.num_rows, 1), n)
+    ids = ids.astype(np.int64 if wide else np.int32)
+    ids.flags.writeable = False
+    check(layout, ids)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    rows=st.integers(1, LARGEST) | st.integers(LARGEST - 9, LARGEST) | st.just(2**53),
+    shards=st.integers(1, 60),
+    strategy=st.sampled_from(["div", "mod"]),
+    places=st.lists(st.floats(0, 1) | st.integers(0, 5) | st.integers(-5, -1), max_size=12),
+)
+@example(rows=2**53 - 1, shards=3, strategy="mod", places=[-1, -2, -3, 0])
+@example(rows=2**53, shards=7, strategy="mod", places=[-1, -2, -3, 0])
+def test_huge_ids_are_found_as_the_twin_finds_them(
+    rows: int, shards: int, strategy: str, places: list[float]
+) -> None:
+    numbers = [int(p * (rows - 1)) if isinstance(p, float) else p % rows for p in places]
+    layout = getattr(Layout, strategy)(rows, shards)
+    check(layout, np.array([min(number, rows - 1) for number in numbers], np.int64))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    below=st.integers(0, 2**61),
+    small=st.lists(st.integers(0, 3), min_size=1, max_size=300),
+    above=st.integers(0, 2**62),
+    data=st.data(),
+)
+def test_many_small_shards_among_huge_ones(
+    below: int, small: list[int], above: int, data: st.DataObject
+) -> None:
+    layout = Layout.from_sizes([below, *small, above, *small])
+    assume(layout.num_rows)
+    near = st.integers(0, sum(small)).map(lambda k: min(below + k, layout.num_rows - 1))
+    anywhere = st.integers(0, layout.num_rows - 1)
+    last = st.integers(max(0, layout.num_rows - 9), layout.num_rows - 1)
+    check(layout, np.array(data.draw(st.lists(near | anywhere | last, max_size=10)), np.int64))
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        [5],
+        [0, 0, 3, 0],
+        [2**62, *[1] * 500, 2**62 - 501],
+        [LARGEST - 500, *[1] * 500],
+        [0, LARGEST],
+    ],
+)
+def test_the_table_of_first_shards_is_right_up_to_the_last_row(sizes: list[int]) -> None:
+    layout = Layout.from_sizes(sizes)
+    borders = layout.offsets.tolist()
+    expected = [
+        next(
+            (s for s in range(len(sizes)) if borders[s + 1] > cell << layout._shift),
+            len(sizes) - 1,
+        )
+        for cell in range(layout._first_shard.size)
+    ]
+    assert layout._first_shard.tolist() == expected
+
+
+def test_shapes_and_forms_of_ids() -> None:
+    layout = Layout.from_sizes([3, 0, 2])
+    shard, local = layout.locate([[0, 4], [3, 2]])
+    assert shard.tolist() == [[0, 2], [2, 0]]
+    assert local.tolist() == [[0, 1], [0, 2]]
+    assert [int(part) for part in layout.locate(4)] == [2, 1]
+    assert layout.locate(np.arange(5)[::-2])[0].tolist() == [2, 0, 0]
+    assert layout.locate(np.array([4], ">i4"))[1].tolist() == [1]
+    assert layout.partition([]).row_splits.tolist() == [0, 0, 0, 0]
+    assert layout.partition(np.array([4, 0], np.uint16)).inverse.tolist() == [1, 0]
+    assert Layout.div(0, 3).partition(np.empty(0, np.int32)).local.dtype == np.int32
+
+
+@pytest.mark.parametrize("n", [1, 5, 1023, 1024, 1025, 3000])
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_the_first_id_outside_is_named(n: int, dtype: Any) -> None:
+    ids = np.arange(n, dtype=dtype) % 7
+    assert kernel.first_outside(ids, 7) == -1
+    for position in {0, n // 2, n - 1}:
+        for wrong in (-1, 7):
+            broken = ids.copy()
+            broken[position:] = wrong
+            assert kernel.first_outside(broken, 7) == position
+    assert kernel.first_outside(ids[:0], 0) == -1
+
+
+@pytest.mark.parametrize(
+    "layout", [Layout.div(10, 3), Layout.mod(10, 3), Layout.from_sizes([4, 6])]
+)
+@pytest.mark.parametrize("wrong", [10, -1, -(2**63), LARGEST])
+def test_ids_outside_the_table_are_refused(layout: Layout, wrong: int) -> None:
+    message = f"rows[2] = {wrong} is outside the table: must be in [0, 10)"
+    with pytest.raises(ShardcoreIndexError, match=f"^{re.escape(message)}$"):
+        layout.partition([0, 9, wrong, -7], "rows")
+    message = f"ids[1, 0] = {wrong} is outside the table: must be in [0, 10)"
+    with pytest.raises(ShardcoreIndexError, match=f"^{re.escape(message)}$"):
+        layout.locate([[0, 9], [wrong, 0]])
+    message = f"ids = {wrong} is outside the table: must be in [0, 10)"
+    with pytest.raises(ShardcoreIndexError, match=f"^{re.escape(message)}$"):
+        layout.locate(wrong)
+
+
+@pytest.mark.parametrize("method", ["locate", "partition"])
+def test_ids_that_are_no_integers_are_refused(method: str) -> None:
+    with pytest.raises(ShardcoreTypeError, match=r"^ids must be integers, got dtype float64$"):
+        getattr(Layout.div(3, 1), method)([0.5])
+
+
+def test_a_partition_takes_one_axis_only() -> None:
+    with pytest.raises(ShardcoreValueError, match=r"^ids must be of rank 1, got shape \(1, 1\)$"):
+        Layout.div(3, 1).partition([[1]])
