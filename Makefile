@@ -22,7 +22,8 @@ demo: .venv-demo/ready  ## the main job
 	.venv-demo/bin/shardcore demo $(DEMO_ARGS)
 
 test: .venv-test/ready  ## all tests, doctests included
-	.venv-test/bin/python -P -m pytest --doctest-modules shardcore backends plugins tests bench
+	.venv-test/bin/python -P -m pytest --doctest-modules shardcore backends plugins
+	.venv-test/bin/python -P -m pytest
 
 lint: .venv-test/ready  ## style and types
 	.venv-test/bin/ruff check .

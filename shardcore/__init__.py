@@ -45,6 +45,7 @@ from shardcore.lookup import (
     safe_embedding_lookup_sparse,
 )
 from shardcore.optimizer import Optimizer, SlotSpec, UpdateFunction
+from shardcore.parallel_variable import ParallelVariable, independent_buffers
 from shardcore.partitioned_variables import create_partitioned_variables
 from shardcore.partitioners import (
     FixedShardsPartitioner,
@@ -55,8 +56,10 @@ from shardcore.partitioners import (
     min_max_variable_partitioner,
     variable_axis_size_partitioner,
 )
+from shardcore.prepared_lookup import PreparedLookup, prepare_lookup
 from shardcore.ragged import Ragged, Sparse
 from shardcore.registry import BackendInfo, backends, get_backend
+from shardcore.serving import serving_embedding_lookup
 from shardcore.store.threads import get_num_threads, set_num_threads
 from shardcore.variable import ShardedVariable, create_variable
 
@@ -75,8 +78,10 @@ __all__ = [
     "MinSizePartitioner",
     "Optimizer",
     "OptimizerSpec",
+    "ParallelVariable",
     "Partition",
     "Partitioner",
+    "PreparedLookup",
     "QuantizationConfig",
     "Ragged",
     "ShardByTaskPolicy",
@@ -102,10 +107,13 @@ __all__ = [
     "get_num_threads",
     "hash_ids",
     "hookimpl",
+    "independent_buffers",
     "initializers",
     "min_max_variable_partitioner",
     "optimizers",
+    "prepare_lookup",
     "safe_embedding_lookup_sparse",
+    "serving_embedding_lookup",
     "set_num_threads",
     "validate_shards",
     "variable_axis_size_partitioner",

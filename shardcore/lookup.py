@@ -67,7 +67,7 @@ def embedding_lookup(
     >>> embedding_lookup(table, [2, 0], partition_strategy="mod").tolist()
     [[2.0], [1.0]]
     """
-    store = _row_store(params, partition_strategy)
+    store = as_row_store(params, partition_strategy)
     norm = _checked_norm(max_norm, store)
     if isinstance(ids, (Ragged, Sparse)):
         raise ShardcoreTypeError(
@@ -213,7 +213,7 @@ def safe_embedding_lookup_sparse(
     return combined.reshape(*batch, *store.row_shape)
 
 
-def _row_store(params: Any, partition_strategy: str | None) -> RowStore:
+def as_row_store(params: Any, partition_strategy: str | None) -> RowStore:
     """Return the rows of `params` as a store, its layout as told or as the variable carries it."""
     if partition_strategy not in (None, "div", "mod"):
         raise ShardcoreValueError(
@@ -251,7 +251,7 @@ def _row_store(params: Any, partition_strategy: str | None) -> RowStore:
 def _checked_table(
     params: Any, combiner: str, max_norm: float | None
 ) -> tuple[RowStore, float | None]:
-    store = _row_store(params, None)
+    store = as_row_store(params, None)
     table_dtype(store.dtype, "dtype of params")
     if combiner not in COMBINERS:
         raise ShardcoreValueError(f'combiner must be "sum", "mean" or "sqrtn", got {combiner!r}')
@@ -326,13 +326,13 @@ def _combine(
     """Return the combined rows, (bags, elements of a row), in the table's dtype."""
     dim = math.prod(store.row_shape)
     denominators = divisors(combiner, row_splits, weights, working_dtype(store.dtype))
-    whole = _only_array(store) if max_norm is None else None
+    whole = only_array(store) if max_norm is None else None
     if whole is not None:
         table = whole.reshape(len(whole), dim)
         combined = segment_reduce(table, rows, row_splits, weights, denominators)
         return combined.astype(store.dtype, copy=False)
     out = np.empty((len(row_splits) - 1, dim), store.dtype)
-    for bags in _bag_blocks(row_splits, dim * store.dtype.itemsize):
+    for bags in bag_blocks(row_splits, dim * store.dtype.itemsize):
         first, last = int(row_splits[bags.start]), int(row_splits[bags.stop])
         block = store.gather(rows[first:last])
         if max_norm is not None:
@@ -347,7 +347,7 @@ def _combine(
     return out
 
 
-def _only_array(store: RowStore) -> NDArray[Any] | None:
+def only_array(store: RowStore) -> NDArray[Any] | None:
     """Return the array that is the whole table, if there is one that kernels can read."""
     if not isinstance(store, ArrayRowStore) or store.layout.num_shards > 1:
         return None
@@ -355,7 +355,7 @@ def _only_array(store: RowStore) -> NDArray[Any] | None:
     return array if array.flags.c_contiguous and array.flags.aligned else None
 
 
-def _bag_blocks(row_splits: NDArray[np.int64], row_bytes: int) -> Iterator[slice]:
+def bag_blocks(row_splits: NDArray[np.int64], row_bytes: int) -> Iterator[slice]:
     """Yield slices of bags, each of a few MiB of rows; a bag is never cut."""
     ids = max(1, indexing.BLOCK_BYTES // max(1, row_bytes))
     bags = len(row_splits) - 1

@@ -17,7 +17,16 @@ from typing import Any, TypeAlias
 from shardcore.config import FeatureConfig, TableConfig
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
 
-__all__ = ["IsLeaf", "flatten", "flatten_like", "unflatten", "is_feature"]
+__all__ = [
+    "IsLeaf",
+    "entries_of",
+    "entries_of_kind",
+    "flatten",
+    "flatten_like",
+    "is_feature",
+    "unflatten",
+    "with_entries",
+]
 
 IsLeaf: TypeAlias = Callable[[Any], bool]
 
@@ -58,7 +67,7 @@ def flatten(
     if is_leaf(structure):
         return [(what, structure)]
     leaves = []
-    for _, suffix, entry in _entries(structure, what):
+    for _, suffix, entry in entries_of(structure, what):
         leaves += flatten(entry, is_leaf, what + suffix)
     return leaves
 
@@ -95,8 +104,8 @@ def flatten_like(
     """
     if is_leaf(config_structure):
         return [other]
-    wanted = _entries(config_structure, what)
-    given = _entries_of_kind(config_structure, other, what)
+    wanted = entries_of(config_structure, what)
+    given = entries_of_kind(config_structure, other, what)
     by_key = {key: entry for key, _, entry in given}
     for key, suffix, _ in wanted:
         if key not in by_key:
@@ -148,12 +157,12 @@ def unflatten(structure: Any, leaves: Iterable[Any], is_leaf: IsLeaf = is_featur
     def rebuild(part: Any) -> Any:
         if is_leaf(part):
             return next(remaining)
-        return _with_entries(part, [rebuild(entry) for *_, entry in _entries(part, "structure")])
+        return with_entries(part, [rebuild(entry) for *_, entry in entries_of(part, "structure")])
 
     return rebuild(structure)
 
 
-def _entries(container: Any, path: str) -> list[tuple[Any, str, Any]]:
+def entries_of(container: Any, path: str) -> list[tuple[Any, str, Any]]:
     """Return a container's entries: key, the text that follows the container's path, entry."""
     if isinstance(container, Mapping):
         return [(key, f"[{key!r}]", entry) for key, entry in container.items()]
@@ -168,7 +177,7 @@ def _entries(container: Any, path: str) -> list[tuple[Any, str, Any]]:
     )
 
 
-def _entries_of_kind(config: Any, other: Any, path: str) -> list[tuple[Any, str, Any]]:
+def entries_of_kind(config: Any, other: Any, path: str) -> list[tuple[Any, str, Any]]:
     """Return the entries of `other`, refused if it is another kind of container than `config`."""
     kind = _kind(config)
     if _kind(other) != kind:
@@ -179,7 +188,7 @@ def _entries_of_kind(config: Any, other: Any, path: str) -> list[tuple[Any, str,
         raise ShardcoreValueError(
             f"{path} must have {len(config)} entries, as it is configured, got {len(other)}"
         )
-    return _entries(other, path)
+    return entries_of(other, path)
 
 
 def _kind(container: Any) -> str:
@@ -203,13 +212,14 @@ def _field_names(container: Any) -> Sequence[str] | None:
     return None
 
 
-def _with_entries(container: Any, entries: list[Any]) -> Any:
+def with_entries(container: Any, values: list[Any]) -> Any:
+    """Return a container like `container`, of these entries, in its order."""
     if isinstance(container, Mapping):
-        return dict(zip(container, entries, strict=True))
+        return dict(zip(container, values, strict=True))
     fields = _field_names(container)
     if fields is None:
-        return entries if isinstance(container, list) else tuple(entries)
-    named = dict(zip(fields, entries, strict=True))
+        return values if isinstance(container, list) else tuple(values)
+    named = dict(zip(fields, values, strict=True))
     if isinstance(container, tuple):
         return type(container)(**named)
     return dataclasses.replace(container, **named)

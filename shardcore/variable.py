@@ -16,6 +16,7 @@ from numpy.lib.array_utils import byte_bounds
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from shardcore import indexing, scattering
+from shardcore.creation import variable_creator
 from shardcore.dtypes import as_dtype
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
 from shardcore.initializers import Initializer, TruncatedNormal, as_initializer, fill
@@ -508,6 +509,10 @@ def create_variable(
     >>> create_variable((5, 2), num_shards=2, name="users")
     ShardedVariable(name='users', shape=(5, 2), dtype=float32, layout=Layout.div(5, 2))
     """
+    creator = variable_creator.get()
+    if creator is not None:
+        arguments = (shape, dtype, partitioner, num_shards, initializer, name, seed)
+        return creator(lambda: create_variable(*arguments))  # type: ignore[no-any-return]
     sizes = as_shape((shape,) if isinstance(shape, (int, np.integer)) else shape)
     if not sizes:
         raise ShardcoreValueError("shape must have at least one axis, got ()")

@@ -17,7 +17,7 @@ FLOORS = [
         [
             "errors", "dtypes", "shapes", "offsets", "layout", "arrays", "ragged", "inputs", "hashing",
             "config", "structure", "partitioners", "partitioned_variables", "initializers",
-            "optimizer", "table_names",
+            "optimizer", "table_names", "creation",
         ],
     ),
     ("store", ["store", "reference"]),

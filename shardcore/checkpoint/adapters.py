@@ -66,7 +66,9 @@ class _Structure:
     ) -> RestorePlan:
         leaves = self.leaves()
         missing = [name for name in leaves if name not in tensors]
-        extra = [name for name in tensors if name not in leaves]
+        optional = metadata.get("optional")  # what the saved object allows a plain one to leave
+        left = optional if isinstance(optional, list) else []
+        extra = [name for name in tensors if name not in leaves and name not in left]
         if missing or extra:
             raise ShardcoreValueError(
                 f"object {self._name!r} does not have the tensors of the checkpoint: "
