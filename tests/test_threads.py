@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -208,3 +209,21 @@ assert os.waitpid(child, 0)[1] == 0
 look_up()
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, timeout=120)
+
+
+def test_a_finished_job_keeps_nothing_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while no helper has taken it from the queue yet."""
+    pool = threads._Pool()
+    monkeypatch.setattr(pool, "start", lambda helpers: None)  # helpers that never wake up
+    monkeypatch.setattr(threads, "_pool", pool)
+    monkeypatch.setattr(threads, "_num_threads", 2)
+
+    class Batch:
+        pass
+
+    batch = Batch()
+    gone = weakref.ref(batch)
+    threads.run(2, lambda number, batch=batch: None)
+    del batch
+    assert pool.jobs.qsize() == 1
+    assert gone() is None

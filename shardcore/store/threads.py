@@ -61,6 +61,9 @@ class _Job:
     def wait(self) -> None:
         with self.finished:
             pass
+        # A helper may find this job in the queue much later, and see that nothing is left of it:
+        # until then it must not keep the batch's arrays alive.
+        del self._task
         if self._errors:
             raise min(self._errors, key=lambda pair: pair[0])[1]
 
