@@ -78,6 +78,8 @@ class Layout:
     offsets: NDArray[np.int64]
     _first_shard: NDArray[np.int32]
     _shift: int
+    _reach: int
+    _block_size: int
 
     @classmethod
     def div(cls, rows: int, shards: int) -> Layout:
@@ -159,11 +161,13 @@ class Layout:
         shift = max(0, rows.bit_length() - max(6, (4 * sizes.size).bit_length()))
         cells = (max(rows - 1, 0) >> shift) + 2
         first_shard = np.empty(cells if strategy != "mod" else 0, np.int32)
-        if first_shard.size:
-            _partition.shard_table(offsets, shift, first_shard)
+        reach = _partition.shard_table(offsets, shift, first_shard)
+        # Ranges of one size, the last at most that long, are found by division instead.
+        equal = (sizes[:-1] == sizes[0]).all() and sizes[-1] <= sizes[0]
+        block_size = int(sizes[0]) if equal else 0
         for array in (sizes, offsets, first_shard):
             array.flags.writeable = False
-        return cls(strategy, sizes, offsets, first_shard, shift)
+        return cls(strategy, sizes, offsets, first_shard, shift, reach, block_size)
 
     @property
     def num_rows(self) -> int:
@@ -294,7 +298,14 @@ class Layout:
             bad = _partition.locate_mod(flat, self.num_rows, self.num_shards, shard, local)
         else:
             bad = _partition.locate_ranges(
-                flat, self.offsets, self._first_shard, self._shift, shard, local
+                flat,
+                self.offsets,
+                self._first_shard,
+                self._shift,
+                self._reach,
+                self._block_size,
+                shard,
+                local,
             )
         if bad >= 0:
             raise self._outside(given, bad, argument)
@@ -343,7 +354,15 @@ class Layout:
             )
         else:
             bad = _partition.group_ranges(
-                given, self.offsets, self._first_shard, self._shift, local, row_splits, inverse
+                given,
+                self.offsets,
+                self._first_shard,
+                self._shift,
+                self._reach,
+                self._block_size,
+                local,
+                row_splits,
+                inverse,
             )
         if bad >= 0:
             raise self._outside(given, bad, argument)
@@ -392,17 +411,12 @@ class Layout:
             )
         if not isinstance(rows, slice):
             raise ShardcoreTypeError(f"rows must be a slice, got {type(rows).__name__}")
-        num_rows = self.num_rows
         try:
-            start, stop, step = rows.indices(num_rows)
+            return _slices.decompose(self.offsets, rows)
         except TypeError as error:
             raise ShardcoreTypeError(f"rows must have integer parts, got {rows}") from error
         except ValueError as error:
             raise ShardcoreValueError(f"rows must have a step other than 0, got {rows}") from error
-        count = len(range(start, stop, step))
-        if count <= 1:  # its step, which may not fit int64, leads nowhere
-            step = 1 if step > 0 else -1
-        return _slices.decompose(self.offsets, start, step, count)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Layout):

@@ -3,13 +3,15 @@ from numpy.typing import NDArray
 
 Ints = NDArray[int32] | NDArray[int64]
 
-def shard_table(offsets: NDArray[int64], shift: int, first: NDArray[int32]) -> None: ...
+def shard_table(offsets: NDArray[int64], shift: int, first: NDArray[int32]) -> int: ...
 def first_outside(ids__n: Ints, rows: int) -> int: ...
 def locate_ranges(
     ids__n: Ints,
     offsets: NDArray[int64],
     first: NDArray[int32],
     shift: int,
+    reach: int,
+    size: int,
     shard__n: NDArray[int64],
     local__n: NDArray[int64],
 ) -> int: ...
@@ -21,6 +23,8 @@ def group_ranges(
     offsets: NDArray[int64],
     first: NDArray[int32],
     shift: int,
+    reach: int,
+    size: int,
     local__n: Ints,
     row_splits: NDArray[int64],
     inverse__n: NDArray[int64],

@@ -1,42 +1,134 @@
 """Which shard holds each id, at which local row; the ids grouped by shard, and the way back.
 
 Two strategies cover all layouts. "mod": shard = id mod s, local = id div s. "ranges": shard s holds
-[offsets[s], offsets[s + 1]); a small table over the high bits of the id gives the first shard that
-can hold it, so that no search and no division is needed (div is such a layout).
+[offsets[s], offsets[s + 1]). Where these are blocks of one size the shard is id div size; elsewhere
+a small table over the high bits of the id gives the first shard that can hold it.
+
+An id's shard is found twice, once to count and once to place: that is cheaper than to keep n shards
+in memory. The loops are written once, for any `Way`; each call names a constant one, so that the
+compiler makes a loop for each, without a branch for the way inside.
 """
 
-from libc.stdint cimport int32_t, int64_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.string cimport memset
 
 from types cimport index_t
 
+cdef extern from "scalars.h" nogil:
+    void prefetch_write "SC_PREFETCH_WRITE"(const void* address)
+
 cdef enum:
-    NEAR = 8        # shards in one cell of the table that are walked; beyond, they are bisected
+    BLOCK = 512         # ids that are checked at once, without a branch, before they are used
+    NEAR = 8            # shards in one cell of the table that are walked; beyond, they are bisected
+    FEW = 512           # shards that are counted in LANES histograms
+    LANES = 4           # ids that follow each other often share a shard: each waits for no other
+    BYTES_AHEAD = 256   # between asking for a place among a shard's local rows and writing it
+    SMALL = 0x7fffffff  # ids up to this one, and divisors up to the next, fit a Divisor
 
+cdef enum Way:
+    BLOCKS              # ranges of one size, ids below 2**31
+    COMPARE             # ranges, a cell of the table holds one border at most
+    SEARCH              # ranges
+    MOD                 # ids below 2**31
+    MOD_RECIPROCAL      # ids below 2**53: by a float64 reciprocal, mended
+    MOD_DIVIDE
 
-cdef struct Ranges:
+cdef struct Divisor:    # see divisor_of
+    uint32_t factor
+    int shift
+
+cdef struct Placement:
+    Way way
+    int64_t rows
+    int64_t shards
+    Divisor divisor         # by the size of the blocks, or by the shards of "mod"
+    double inverse          # of the shards of "mod"
     const int64_t* offsets
     const int32_t* first    # first[cell]: the shard that holds row cell << shift
     int shift
+    int64_t size            # of the blocks
+
+cdef struct Spot:
+    int64_t shard
+    int64_t local
 
 
-cdef inline Py_ssize_t range_of(const Ranges* ranges, int64_t row) noexcept nogil:
-    cdef int64_t cell = row >> ranges.shift
-    cdef Py_ssize_t lo = ranges.first[cell], hi = ranges.first[cell + 1] + 1, middle
+cdef Divisor divisor_of(int64_t divisor) noexcept nogil:
+    """Return what divides ids below 2**31 by 1 <= divisor <= 2**31.
+
+    With l = ceil(log2(divisor)) and factor = ceil(2**(31 + l) / divisor) < 2**32, the quotient is
+    id * factor >> 31 + l (Granlund and Montgomery, "Division by Invariant Integers using
+    Multiplication", 1994, theorem 4.2).
+    """
+    cdef Divisor found
+    cdef int log = 0
+    while <int64_t>1 << log < divisor:
+        log += 1
+    found.shift = 31 + log
+    found.factor = <uint32_t>(
+        ((<uint64_t>1 << found.shift) + <uint64_t>divisor - 1) // <uint64_t>divisor
+    )
+    return found
+
+
+cdef Placement by_ranges(const int64_t[::1] offsets, const int32_t[::1] first, int shift,
+                         Py_ssize_t reach, int64_t size) noexcept nogil:
+    """Return how ranges place rows; `size` is that of all but the last, or 0 where they differ."""
+    cdef Placement placement
+    memset(&placement, 0, sizeof(Placement))
+    placement.shards = offsets.shape[0] - 1
+    placement.rows = offsets[placement.shards]
+    placement.offsets, placement.first, placement.shift = &offsets[0], &first[0], shift
+    if 0 < size and placement.rows - 1 <= SMALL:
+        placement.way = BLOCKS
+        placement.size = size
+        placement.divisor = divisor_of(size)
+    else:
+        placement.way = COMPARE if reach <= 1 else SEARCH
+    return placement
+
+
+cdef Placement by_mod(int64_t rows, int64_t shards) noexcept nogil:
+    cdef Placement placement
+    memset(&placement, 0, sizeof(Placement))
+    placement.rows, placement.shards = rows, shards
+    if rows - 1 <= SMALL and shards - 1 <= SMALL:
+        placement.way = MOD
+        placement.divisor = divisor_of(shards)
+    elif rows < <int64_t>1 << 53:
+        placement.way = MOD_RECIPROCAL
+        placement.inverse = 1.0 / <double>shards
+    else:
+        placement.way = MOD_DIVIDE
+    return placement
+
+
+# --- one id ------------------------------------------------------------------------------------
+
+
+cdef inline int64_t range_of(const int64_t* offsets, int64_t lo, int64_t hi,
+                             int64_t row) noexcept nogil:
+    """Return the shard of [lo, hi) that holds `row`."""
+    cdef int64_t middle
     if hi - lo <= NEAR:
-        while ranges.offsets[lo + 1] <= row:
+        while offsets[lo + 1] <= row:
             lo += 1
         return lo
     while hi - lo > 1:
         middle = (lo + hi) // 2
-        if ranges.offsets[middle] <= row:
+        if offsets[middle] <= row:
             lo = middle
         else:
             hi = middle
     return lo
 
 
-cdef inline int64_t quotient(int64_t row, int64_t shards, double inverse) noexcept nogil:
-    """Return row // shards through the reciprocal; exact for row < 2**53, mended by one step."""
+cdef inline int64_t quotient(int64_t row, Divisor divisor) noexcept nogil:
+    return <int64_t>(<uint64_t><uint32_t>row * <uint64_t>divisor.factor >> divisor.shift)
+
+
+cdef inline int64_t reciprocal(int64_t row, int64_t shards, double inverse) noexcept nogil:
+    """Return row // shards; the product is off by one step at most for row < 2**53."""
     cdef int64_t q = <int64_t>(<double>row * inverse)
     cdef int64_t rest = row - q * shards
     if rest < 0:
@@ -46,179 +138,256 @@ cdef inline int64_t quotient(int64_t row, int64_t shards, double inverse) noexce
     return q
 
 
+cdef inline Spot spot_of(Way way, int64_t row, Placement placement) noexcept nogil:
+    cdef Spot spot
+    cdef int64_t cell
+    if way == BLOCKS:
+        spot.shard = quotient(row, placement.divisor)
+        spot.local = row - spot.shard * placement.size
+    elif way == COMPARE or way == SEARCH:
+        cell = row >> placement.shift
+        spot.shard = placement.first[cell]
+        if way == COMPARE:
+            spot.shard += placement.offsets[spot.shard + 1] <= row
+        else:
+            spot.shard = range_of(placement.offsets, spot.shard, placement.first[cell + 1] + 1, row)
+        spot.local = row - placement.offsets[spot.shard]
+    else:
+        if way == MOD:
+            spot.local = quotient(row, placement.divisor)
+        elif way == MOD_RECIPROCAL:
+            spot.local = reciprocal(row, placement.shards, placement.inverse)
+        else:
+            spot.local = row // placement.shards
+        spot.shard = row - spot.local * placement.shards
+    return spot
+
+
+# --- the check ---------------------------------------------------------------------------------
+
+
+cdef inline Py_ssize_t length_of(Py_ssize_t block, Py_ssize_t n) noexcept nogil:
+    return BLOCK if n - block * BLOCK > BLOCK else n - block * BLOCK
+
+
+cdef inline bint any_outside(const index_t* ids__m, Py_ssize_t m, int64_t rows) noexcept nogil:
+    """Return whether an id is outside [0, rows): the sign bit of id or of rows - 1 - id is set."""
+    cdef uint64_t wide = 0, last = <uint64_t>(rows - 1)
+    cdef uint32_t narrow = 0, narrow_last
+    cdef Py_ssize_t i
+    if index_t is int32_t:
+        narrow_last = <uint32_t>(rows - 1 if rows - 1 < SMALL else SMALL)
+        for i in range(m):
+            narrow |= <uint32_t>ids__m[i] | (narrow_last - <uint32_t>ids__m[i])
+        return narrow >> 31
+    else:
+        for i in range(m):
+            wide |= <uint64_t>ids__m[i] | (last - <uint64_t>ids__m[i])
+        return wide >> 63
+
+
+cdef Py_ssize_t outside(const index_t* ids__m, Py_ssize_t m, int64_t rows) noexcept nogil:
+    """Return the first position of an id outside [0, rows), or -1."""
+    cdef Py_ssize_t i
+    if any_outside(ids__m, m, rows):
+        for i in range(m):
+            if ids__m[i] < 0 or ids__m[i] >= rows:
+                return i
+    return -1
+
+
+# --- all ids -----------------------------------------------------------------------------------
+
+
+cdef inline Py_ssize_t locate_by(Way way, const index_t* ids__n, Py_ssize_t n, Placement placement,
+                                 int64_t* shard__n, int64_t* local__n) noexcept nogil:
+    cdef Py_ssize_t block, i, first, m, bad
+    cdef Spot spot
+    for block in range((n + BLOCK - 1) // BLOCK):
+        first, m = block * BLOCK, length_of(block, n)
+        bad = outside(ids__n + first, m, placement.rows)
+        if bad >= 0:
+            return first + bad
+        for i in range(first, first + m):
+            spot = spot_of(way, ids__n[i], placement)
+            shard__n[i] = spot.shard
+            local__n[i] = spot.local
+    return -1
+
+
+cdef Py_ssize_t locate(const index_t* ids__n, Py_ssize_t n, Placement placement,
+                       int64_t* shard__n, int64_t* local__n) noexcept nogil:
+    if placement.way == BLOCKS:
+        return locate_by(BLOCKS, ids__n, n, placement, shard__n, local__n)
+    if placement.way == COMPARE:
+        return locate_by(COMPARE, ids__n, n, placement, shard__n, local__n)
+    if placement.way == SEARCH:
+        return locate_by(SEARCH, ids__n, n, placement, shard__n, local__n)
+    if placement.way == MOD:
+        return locate_by(MOD, ids__n, n, placement, shard__n, local__n)
+    if placement.way == MOD_RECIPROCAL:
+        return locate_by(MOD_RECIPROCAL, ids__n, n, placement, shard__n, local__n)
+    return locate_by(MOD_DIVIDE, ids__n, n, placement, shard__n, local__n)
+
+
+cdef inline void count_by(Way way, const index_t* ids__m, Py_ssize_t m, Placement placement,
+                          int64_t* counts, Py_ssize_t lane) noexcept nogil:
+    """Count into LANES histograms that lie `lane` apart; 0 makes them one."""
+    cdef Py_ssize_t i = 0
+    while i + LANES <= m:
+        counts[spot_of(way, ids__m[i], placement).shard] += 1
+        counts[lane + spot_of(way, ids__m[i + 1], placement).shard] += 1
+        counts[2 * lane + spot_of(way, ids__m[i + 2], placement).shard] += 1
+        counts[3 * lane + spot_of(way, ids__m[i + 3], placement).shard] += 1
+        i += LANES
+    while i < m:
+        counts[spot_of(way, ids__m[i], placement).shard] += 1
+        i += 1
+
+
+cdef inline Py_ssize_t group_by(Way way, const index_t* ids__n, Py_ssize_t n, Placement placement,
+                                index_t* local__n, int64_t* row_splits,
+                                int64_t* inverse__n) noexcept nogil:
+    cdef int64_t[LANES * FEW] counts
+    cdef int64_t* histograms = row_splits + 1
+    cdef Py_ssize_t block, i, first, m, bad, lane = 0, shard, shards = placement.shards
+    cdef int64_t place
+    cdef Spot spot
+    memset(row_splits, 0, (shards + 1) * sizeof(int64_t))
+    if shards <= FEW and n >= LANES * shards:       # few ids are not worth more histograms
+        lane = shards
+        histograms = counts
+        memset(counts, 0, LANES * shards * sizeof(int64_t))
+    for block in range((n + BLOCK - 1) // BLOCK):
+        first, m = block * BLOCK, length_of(block, n)
+        bad = outside(ids__n + first, m, placement.rows)
+        if bad >= 0:
+            return first + bad
+        count_by(way, ids__n + first, m, placement, histograms, lane)
+    for shard in range(lane):
+        row_splits[shard + 1] = (counts[shard] + counts[lane + shard] + counts[2 * lane + shard]
+                                 + counts[3 * lane + shard])
+    for shard in range(shards):
+        row_splits[shard + 1] += row_splits[shard]
+    # row_splits[s] is where shard s starts; as its ids are placed it moves on to where it ends.
+    for i in range(n):
+        spot = spot_of(way, ids__n[i], placement)
+        place = row_splits[spot.shard]
+        row_splits[spot.shard] = place + 1
+        # As a number: a pointer must not leave its array, an address to ask for may.
+        prefetch_write(<const void*>(<size_t>&local__n[place] + BYTES_AHEAD))
+        local__n[place] = <index_t>spot.local
+        inverse__n[i] = place
+    for shard in range(shards - 1, 0, -1):      # the end of one shard is the start of the next
+        row_splits[shard] = row_splits[shard - 1]
+    row_splits[0] = 0
+    return -1
+
+
+cdef Py_ssize_t group(const index_t* ids__n, Py_ssize_t n, Placement placement, index_t* local__n,
+                      int64_t* row_splits, int64_t* inverse__n) noexcept nogil:
+    if placement.way == BLOCKS:
+        return group_by(BLOCKS, ids__n, n, placement, local__n, row_splits, inverse__n)
+    if placement.way == COMPARE:
+        return group_by(COMPARE, ids__n, n, placement, local__n, row_splits, inverse__n)
+    if placement.way == SEARCH:
+        return group_by(SEARCH, ids__n, n, placement, local__n, row_splits, inverse__n)
+    if placement.way == MOD:
+        return group_by(MOD, ids__n, n, placement, local__n, row_splits, inverse__n)
+    if placement.way == MOD_RECIPROCAL:
+        return group_by(MOD_RECIPROCAL, ids__n, n, placement, local__n, row_splits, inverse__n)
+    return group_by(MOD_DIVIDE, ids__n, n, placement, local__n, row_splits, inverse__n)
+
+
+# --- what Python calls -------------------------------------------------------------------------
+
+
 def shard_table(const int64_t[::1] offsets, int shift, int32_t[::1] first):
-    """Write, for every cell of 2**shift rows, the shard of its first row; the last repeats. O(s)."""
-    cdef Py_ssize_t cell, shard = 0, last = offsets.shape[0] - 2
+    """Write, for every cell of 2**shift rows, the shard of its first row; the last repeats. O(s).
+
+    Return the reach: how many shards, at most, lie between a cell's first and the next cell's.
+    """
+    cdef Py_ssize_t cell, shard = 0, before, reach = 0, last = offsets.shape[0] - 2
     with nogil:
         for cell in range(first.shape[0]):
+            before = shard
             # offsets[shard + 1] <= cell << shift, without the shift that could overflow
             while shard < last and (offsets[shard + 1] - 1) >> shift < cell:
                 shard += 1
             first[cell] = <int32_t>shard
+            if cell > 0 and shard - before > reach:
+                reach = shard - before
+    return reach
 
 
 def first_outside(const index_t[::1] ids__n, int64_t rows):
     """Return the first position of an id outside [0, rows), or -1. O(n)."""
-    cdef Py_ssize_t bad
+    cdef Py_ssize_t block, i, m, n = ids__n.shape[0], bad = -1
     with nogil:
-        bad = _first_outside(&ids__n[0] if ids__n.shape[0] else NULL, ids__n.shape[0], rows)
+        for block in range((n + BLOCK - 1) // BLOCK):
+            i, m = block * BLOCK, length_of(block, n)
+            bad = outside(&ids__n[i], m, rows)
+            if bad >= 0:
+                bad += i
+                break
     return bad
-
-
-cdef Py_ssize_t _first_outside(const index_t* ids__n, Py_ssize_t n, int64_t rows) noexcept nogil:
-    cdef Py_ssize_t i, j, stop, bad = 0
-    i = 0
-    while i < n:            # blocks without a branch inside, so that the compiler does many at once
-        stop = i + 1024 if n - i > 1024 else n
-        bad = 0
-        for j in range(i, stop):
-            bad |= (ids__n[j] < 0) | (ids__n[j] >= rows)
-        if bad:
-            for j in range(i, stop):
-                if ids__n[j] < 0 or ids__n[j] >= rows:
-                    return j
-        i = stop
-    return -1
 
 
 def locate_ranges(const index_t[::1] ids__n, const int64_t[::1] offsets, const int32_t[::1] first,
-                  int shift, int64_t[::1] shard__n, int64_t[::1] local__n):
+                  int shift, Py_ssize_t reach, int64_t size, int64_t[::1] shard__n,
+                  int64_t[::1] local__n):
     """Write shard and local row of each id. Return -1 or the first position out of range."""
     cdef Py_ssize_t bad, n = ids__n.shape[0]
-    cdef Ranges ranges
+    cdef Placement placement
     if n == 0:
         return -1
-    ranges.offsets, ranges.first, ranges.shift = &offsets[0], &first[0], shift
     with nogil:
-        bad = _locate_ranges(&ids__n[0], n, &ranges, offsets[offsets.shape[0] - 1], &shard__n[0],
-                             &local__n[0])
+        placement = by_ranges(offsets, first, shift, reach, size)
+        bad = locate(&ids__n[0], n, placement, &shard__n[0], &local__n[0])
     return bad
-
-
-cdef Py_ssize_t _locate_ranges(const index_t* ids__n, Py_ssize_t n, const Ranges* ranges,
-                               int64_t rows, int64_t* shard__n, int64_t* local__n) noexcept nogil:
-    cdef Py_ssize_t i, shard
-    for i in range(n):
-        if ids__n[i] < 0 or ids__n[i] >= rows:
-            return i
-        shard = range_of(ranges, ids__n[i])
-        shard__n[i] = shard
-        local__n[i] = ids__n[i] - ranges.offsets[shard]
-    return -1
 
 
 def locate_mod(const index_t[::1] ids__n, int64_t rows, int64_t shards, int64_t[::1] shard__n,
                int64_t[::1] local__n):
     """Write shard and local row of each id. Return -1 or the first position out of range."""
     cdef Py_ssize_t bad, n = ids__n.shape[0]
+    cdef Placement placement
     if n == 0:
         return -1
     with nogil:
-        bad = _locate_mod(&ids__n[0], n, rows, shards, &shard__n[0], &local__n[0])
+        placement = by_mod(rows, shards)
+        bad = locate(&ids__n[0], n, placement, &shard__n[0], &local__n[0])
     return bad
 
 
-cdef Py_ssize_t _locate_mod(const index_t* ids__n, Py_ssize_t n, int64_t rows, int64_t shards,
-                            int64_t* shard__n, int64_t* local__n) noexcept nogil:
-    cdef Py_ssize_t i
-    for i in range(n):
-        if ids__n[i] < 0 or ids__n[i] >= rows:
-            return i
-        local__n[i] = ids__n[i] // shards
-        shard__n[i] = ids__n[i] - local__n[i] * shards
-    return -1
-
-
 def group_ranges(const index_t[::1] ids__n, const int64_t[::1] offsets, const int32_t[::1] first,
-                 int shift, index_t[::1] local__n, int64_t[::1] row_splits,
-                 int64_t[::1] inverse__n):
+                 int shift, Py_ssize_t reach, int64_t size, index_t[::1] local__n,
+                 int64_t[::1] row_splits, int64_t[::1] inverse__n):
     """Group ids by shard, stably: local rows, the shards' ranges of them, and the way back.
 
     ``ids[i]`` sits at ``local__n[inverse__n[i]]``. Two passes over the ids, O(n + s).
     Return -1 or the first position out of range; the outputs are then unfinished.
     """
     cdef Py_ssize_t bad, n = ids__n.shape[0]
-    cdef Ranges ranges
-    ranges.offsets, ranges.first, ranges.shift = &offsets[0], &first[0], shift
-    row_splits[:] = 0
+    cdef Placement placement
     if n == 0:
+        row_splits[:] = 0
         return -1
     with nogil:
-        bad = _group_ranges(&ids__n[0], n, &ranges, offsets[offsets.shape[0] - 1], &local__n[0],
-                            &row_splits[0], offsets.shape[0] - 1, &inverse__n[0])
+        placement = by_ranges(offsets, first, shift, reach, size)
+        bad = group(&ids__n[0], n, placement, &local__n[0], &row_splits[0], &inverse__n[0])
     return bad
-
-
-cdef Py_ssize_t _group_ranges(const index_t* ids__n, Py_ssize_t n, const Ranges* ranges,
-                              int64_t rows, index_t* local__n, int64_t* row_splits,
-                              Py_ssize_t shards, int64_t* inverse__n) noexcept nogil:
-    cdef Py_ssize_t i, shard
-    cdef int64_t place
-    for i in range(n):
-        if ids__n[i] < 0 or ids__n[i] >= rows:
-            return i
-        shard = range_of(ranges, ids__n[i])
-        inverse__n[i] = shard           # held here until the second pass needs the place
-        row_splits[shard + 1] += 1
-    starts_from_counts(row_splits, shards)
-    for i in range(n):
-        shard = <Py_ssize_t>inverse__n[i]
-        place = row_splits[shard]
-        row_splits[shard] = place + 1
-        local__n[place] = <index_t>(ids__n[i] - ranges.offsets[shard])
-        inverse__n[i] = place
-    splits_from_ends(row_splits, shards)
-    return -1
 
 
 def group_mod(const index_t[::1] ids__n, int64_t rows, int64_t shards, index_t[::1] local__n,
               int64_t[::1] row_splits, int64_t[::1] inverse__n):
     """Group ids by shard as `group_ranges` does, for the layout "mod"."""
     cdef Py_ssize_t bad, n = ids__n.shape[0]
-    row_splits[:] = 0
+    cdef Placement placement
     if n == 0:
+        row_splits[:] = 0
         return -1
     with nogil:
-        bad = _group_mod(&ids__n[0], n, rows, shards, &local__n[0], &row_splits[0], &inverse__n[0])
+        placement = by_mod(rows, shards)
+        bad = group(&ids__n[0], n, placement, &local__n[0], &row_splits[0], &inverse__n[0])
     return bad
-
-
-cdef Py_ssize_t _group_mod(const index_t* ids__n, Py_ssize_t n, int64_t rows, int64_t shards,
-                           index_t* local__n, int64_t* row_splits,
-                           int64_t* inverse__n) noexcept nogil:
-    cdef Py_ssize_t i
-    cdef int64_t place, shard, local
-    cdef double inverse = 1.0 / <double>shards
-    cdef bint small = rows < (<int64_t>1 << 53)
-    for i in range(n):
-        if ids__n[i] < 0 or ids__n[i] >= rows:
-            return i
-        local = quotient(ids__n[i], shards, inverse) if small else <int64_t>ids__n[i] // shards
-        shard = ids__n[i] - local * shards
-        inverse__n[i] = shard
-        row_splits[shard + 1] += 1
-    starts_from_counts(row_splits, shards)
-    for i in range(n):
-        shard = inverse__n[i]
-        place = row_splits[shard]
-        row_splits[shard] = place + 1
-        local = quotient(ids__n[i], shards, inverse) if small else <int64_t>ids__n[i] // shards
-        local__n[place] = <index_t>local
-        inverse__n[i] = place
-    splits_from_ends(row_splits, shards)
-    return -1
-
-
-cdef void starts_from_counts(int64_t* row_splits, Py_ssize_t shards) noexcept nogil:
-    """Turn counts at [1, shards] into starts at [0, shards)."""
-    cdef Py_ssize_t shard
-    for shard in range(shards):
-        row_splits[shard + 1] += row_splits[shard]
-
-
-cdef void splits_from_ends(int64_t* row_splits, Py_ssize_t shards) noexcept nogil:
-    """Undo the advance of the cursors: each stands at its shard's end, which is the next start."""
-    cdef Py_ssize_t shard
-    for shard in range(shards - 1, 0, -1):
-        row_splits[shard] = row_splits[shard - 1]
-    row_splits[0] = 0

@@ -1,6 +1,4 @@
 from numpy import int64
 from numpy.typing import NDArray
 
-def decompose(
-    offsets: NDArray[int64], start: int, step: int, count: int
-) -> list[tuple[int, slice]]: ...
+def decompose(offsets: NDArray[int64], rows: slice) -> list[tuple[int, slice]]: ...

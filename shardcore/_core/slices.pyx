@@ -5,7 +5,11 @@ shards may be empty. Work and memory are proportional to the shards touched: the
 by bisection from the last, never by walking.
 """
 
+from cpython.slice cimport PySlice_GetIndicesEx
 from libc.stdint cimport int64_t
+
+cdef enum:
+    KEPT = 4            # slices that are kept to be used again
 
 
 cdef struct Piece:
@@ -65,27 +69,48 @@ cdef Piece piece_at(const int64_t* offsets, Py_ssize_t shard, int64_t row, int64
     return piece
 
 
-def decompose(const int64_t[::1] offsets, int64_t start, int64_t step, int64_t count):
-    """Return ``[(shard, local slice)]`` for elements start, start + step, ... (`count` of them).
+def decompose(const int64_t[::1] offsets, slice rows not None):
+    """Return ``[(shard, local slice)]`` for the rows of a slice, in its order.
 
-    All elements lie in [0, offsets[-1]) and step is not 0: the face has seen to it with
-    ``slice.indices``. The list is in the order of the elements.
+    Raise what Python raises if a part of the slice is no integer, or the step is 0. Where shards
+    are of one size the local slices repeat, with a period that divides the step; equal ones of the
+    last few are one object, which is most of the work saved.
     """
     cdef const int64_t* first = &offsets[0]
-    cdef Py_ssize_t shards = offsets.shape[0] - 1
-    cdef Py_ssize_t shard = 0
-    cdef int64_t row = start, stop
+    cdef Py_ssize_t shards = offsets.shape[0] - 1, shard, next_kept = 0, k
+    cdef Py_ssize_t start = 0, end = 0, step = 0, count = 0
+    cdef int64_t row, stop
     cdef Piece piece
-    cdef list pieces = []
-    cdef object boxed_step = step
-    if count <= 0:
+    cdef int64_t[KEPT] starts
+    cdef int64_t[KEPT] stops
+    cdef list kept = [None] * KEPT, pieces = []
+    cdef object boxed_step, local
+    PySlice_GetIndicesEx(rows, first[shards], &start, &end, &step, &count)
+    if count == 0:
         return pieces
+    if count == 1:      # the step leads nowhere, and may lead out of int64
+        step = 1 if step > 0 else -1
+    boxed_step = step
+    row = start
     shard = shard_of(first, 0, shards, row)
+    for k in range(KEPT):
+        starts[k] = stops[k] = -2
     while True:
         piece = piece_at(first, shard, row, step, count)
         stop = stop_of(piece, step)
         # A local slice that runs down through row 0 ends at None: -1 would mean the last row.
-        pieces.append((piece.shard, slice(piece.start, None if stop < 0 else stop, boxed_step)))
+        if stop < 0:
+            stop = -1
+        for k in range(KEPT):
+            if starts[k] == piece.start and stops[k] == stop:
+                local = kept[k]
+                break
+        else:
+            local = slice(piece.start, None if stop < 0 else stop, boxed_step)
+            kept[next_kept] = local
+            starts[next_kept], stops[next_kept] = piece.start, stop
+            next_kept = (next_kept + 1) % KEPT
+        pieces.append((piece.shard, local))
         count -= piece.count
         if count <= 0:
             return pieces

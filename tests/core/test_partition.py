@@ -93,6 +93,92 @@ def test_many_small_shards_among_huge_ones(
     check(layout, np.array(data.draw(st.lists(near | anywhere | last, max_size=10)), np.int64))
 
 
+@settings(max_examples=150, deadline=None)
+@given(
+    size=st.integers(1, 2**31),
+    shards=st.integers(1, 40),
+    below=st.integers(0, 2**31),
+    rows=st.integers(1, 2**31 + 2) | st.integers(2**31 - 2, 2**31 + 2),
+    data=st.data(),
+)
+@example(size=1, shards=1, below=0, rows=2**31, data=None)
+@example(size=2**31, shards=1, below=0, rows=2**31, data=None)
+@example(size=2**30, shards=2, below=0, rows=2**31 + 1, data=None)
+@example(size=2**16 + 1, shards=33, below=2**16, rows=2**31, data=None)
+def test_division_is_exact_to_the_last_id(
+    size: int, shards: int, below: int, rows: int, data: st.DataObject | None
+) -> None:
+    """Blocks of one size, the last shorter; and "mod" with as many shards as memory allows."""
+    blocks = Layout.from_sizes([size] * shards + [max(0, size - below)])
+    mod = Layout.mod(rows, min(size, 70_001) if size > 60 else size)
+    for layout, divisor in ((blocks, size), (mod, mod.num_shards)):
+        last = layout.num_rows - 1
+        borders = {k * divisor + d for k in (1, shards, last // divisor) for d in (-1, 0)}
+        numbers = {last, 0, *(min(max(border, 0), last) for border in borders)}
+        if data is not None:
+            numbers.update(data.draw(st.lists(st.integers(0, last), max_size=5)))
+        ids = np.array(sorted(numbers), np.int64)
+        shard, local = layout.locate(ids)
+        expected = np.divmod(ids, divisor)
+        if layout is mod:
+            expected = expected[::-1]
+        np.testing.assert_array_equal(shard, expected[0])
+        np.testing.assert_array_equal(local, expected[1])
+
+
+@pytest.mark.parametrize("n", [7, 511, 512, 513, 2051])
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout.div(1600, 16),
+        Layout.from_sizes([100] * 9 + [7]),
+        Layout.div(1601, 16),
+        Layout.from_sizes([400, 0, 1, 1, 1, 1, 0, 300]),
+        Layout.from_sizes([2, 3] * 256),
+        Layout.from_sizes([2, 3] * 257),
+        Layout.mod(1601, 16),
+        Layout.mod(1601, 513),
+        Layout.mod(2**40, 7),
+        Layout.mod(2**60, 7),
+    ],
+    ids=str,
+)
+def test_many_blocks_of_ids(layout: Layout, dtype: Any, n: int) -> None:
+    rng = np.random.default_rng(n)
+    rows = min(layout.num_rows, np.iinfo(dtype).max)
+    check(layout, rng.integers(0, rows, n).astype(dtype))
+    check(layout, np.sort(rng.integers(0, rows, n)).astype(dtype))
+    check(layout, np.full(n, rows - 1, dtype))
+    for position in (0, n // 2, n - 1):
+        ids = rng.integers(0, rows, n).astype(dtype)
+        ids[position:] = -1
+        for method in (layout.locate, layout.partition):
+            with pytest.raises(ShardcoreIndexError, match=rf"^ids\[{position}\] = -1 is outside"):
+                method(ids)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "reach", "block_size"),
+    [
+        ([100] * 64, 1, 100),
+        ([100] * 63 + [7], 1, 100),
+        ([100] * 63 + [0], 1, 100),
+        ([100, 101], 1, 0),
+        ([7], 0, 7),
+        ([0], 0, 0),
+        ([100, 0, 100], 2, 0),
+        ([100, 1, 1, 1, 1, 1000], 5, 0),
+    ],
+)
+def test_the_way_to_the_shard_is_known_beforehand(
+    sizes: list[int], reach: int, block_size: int
+) -> None:
+    layout = Layout.from_sizes(sizes)
+    assert (layout._reach, layout._block_size) == (reach, block_size)
+    assert layout._reach == np.diff(layout._first_shard).max()
+
+
 @pytest.mark.parametrize(
     "sizes",
     [
@@ -140,6 +226,13 @@ def test_the_first_id_outside_is_named(n: int, dtype: Any) -> None:
             broken[position:] = wrong
             assert kernel.first_outside(broken, 7) == position
     assert kernel.first_outside(ids[:0], 0) == -1
+    assert kernel.first_outside(ids, 0) == 0
+    for extreme in (0, np.iinfo(dtype).max):
+        assert kernel.first_outside(np.full(n, extreme, dtype), LARGEST) == (
+            0 if extreme == LARGEST else -1
+        )
+    lowest = np.full(n, np.iinfo(dtype).min, dtype)
+    assert kernel.first_outside(lowest, LARGEST) == kernel.first_outside(lowest, 0) == 0
 
 
 @pytest.mark.parametrize(

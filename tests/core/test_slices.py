@@ -83,6 +83,15 @@ def test_an_end_beyond_int64_is_its_largest_value() -> None:
     assert list(range(LARGEST)[pieces[0][1]]) == [0, 2**62]
 
 
+@pytest.mark.parametrize(("step", "different"), [(1, 1), (-3, 3), (4, 4), (-4, 4), (5, 64)])
+def test_local_slices_that_repeat_soon_are_one_object(step: int, different: int) -> None:
+    layout = Layout.div(64 * 1009, 64)
+    pieces = layout.decompose_slice(slice(None, None, step))
+    assert pieces == reference.decompose_slice(layout.offsets, slice(None, None, step))
+    assert len(pieces) == 64
+    assert len({id(local) for _, local in pieces}) == different
+
+
 def test_only_touched_shards_of_very_many_come_back() -> None:
     layout = Layout.div(2**62, 10**6)
     size = int(layout.shard_sizes[0])
