@@ -145,7 +145,7 @@ def test_ranges_cover_all_segments_in_order(
 
 def test_large_work_is_cut_evenly_and_small_work_not_at_all() -> None:
     set_num_threads(2)
-    assert ranges(np.arange(0, 32 * 1000 + 1, 32), cost=1) == [(0, 1000)]
+    assert ranges(np.arange(0, 32 * 100 + 1, 32), cost=64) == [(0, 100)]
     pieces = ranges(np.arange(0, 32 * 1000 + 1, 32), cost=64)
     assert len(pieces) == 8
     assert {hi - lo for lo, hi in pieces} == {125}
@@ -155,9 +155,9 @@ def test_eight_threads_share_inputs() -> None:
     set_num_threads(3)
     rng = np.random.default_rng(0)
     rows = rng.standard_normal((500, 64)).astype(np.float32)
-    splits = np.arange(0, 8001, 8)
-    ids = rng.integers(0, 500, 8000)
-    weights = rng.standard_normal(8000).astype(np.float32)
+    splits = np.arange(0, 16_001, 8)
+    ids = rng.integers(0, 500, 16_000)
+    weights = rng.standard_normal(16_000).astype(np.float32)
     for array in (rows, splits, ids, weights):
         array.flags.writeable = False
     expected = segment_reduce(rows, ids, splits, weights).tobytes()

@@ -26,6 +26,8 @@ __all__ = ["get_num_threads", "ranges", "run", "set_num_threads"]
 
 _VARIABLE = "SHARDCORE_NUM_THREADS"
 MAX_THREADS = 1024
+PIECE = 1 << 18
+"""Least elements that are handed to another thread: some 50 µs of work, several hand-overs' worth."""
 
 
 class _Job:
@@ -211,8 +213,8 @@ def ranges(splits: np.ndarray[Any, np.dtype[np.int64]], cost: int) -> list[tuple
     splits : ndarray of int64, shape (segments + 1,)
         Segment i holds values ``splits[i]`` to ``splits[i + 1]``.
     cost : int
-        Elements that one value stands for. Work of under 32,768 elements is not cut: handing it to
-        another thread costs more than it saves.
+        Elements that one value stands for. No range gets fewer than `PIECE` elements: handing
+        less to another thread costs more than it saves.
 
     Returns
     -------
@@ -226,7 +228,7 @@ def ranges(splits: np.ndarray[Any, np.dtype[np.int64]], cost: int) -> list[tuple
     """
     segments = splits.size - 1
     work = int(splits[-1] - splits[0] + segments) * cost
-    pieces = min(segments, work // 32_768, 4 * get_num_threads())
+    pieces = min(segments, work // PIECE, 4 * get_num_threads())
     if pieces <= 1 or get_num_threads() == 1:
         return [(0, segments)] if segments else []
     targets = splits[0] + (splits[-1] - splits[0]) * np.arange(1, pieces) // pieces

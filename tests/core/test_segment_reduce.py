@@ -171,7 +171,10 @@ def test_weight_gradients_are_slopes() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_number_of_threads_changes_nothing(dtype: str, make_rows: Make) -> None:
+def test_the_number_of_threads_changes_nothing(
+    dtype: str, make_rows: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardcore.store.threads.PIECE", 4096)  # many borders
     rng = np.random.default_rng(0)
     rows = make_rows(rng, (1000, 65), dtype)
     lengths = rng.integers(0, 12, 3000)
