@@ -21,7 +21,7 @@ readable NumPy twins of the kernels.
 
 from __future__ import annotations
 
-from shardcore import checkpoint, initializers, optimizers
+from shardcore import checkpoint, initializers, optimizers, schedules
 from shardcore.backend import Backend
 from shardcore.checkpoint import (
     Checkpoint,
@@ -37,7 +37,7 @@ from shardcore.config import FeatureConfig, QuantizationConfig, TableConfig
 from shardcore.embedding import ShardedEmbedding
 from shardcore.errors import ShardcoreError
 from shardcore.hashing import hash_ids
-from shardcore.hookspecs import BackendSpec, OptimizerSpec, hookimpl
+from shardcore.hookspecs import BackendSpec, CommandSpec, OptimizerSpec, hookimpl
 from shardcore.layout import Layout, Partition
 from shardcore.lookup import (
     embedding_lookup,
@@ -70,6 +70,7 @@ __all__ = [
     "BackendInfo",
     "BackendSpec",
     "Checkpoint",
+    "CommandSpec",
     "FeatureConfig",
     "FixedShardsPartitioner",
     "Layout",
@@ -114,6 +115,7 @@ __all__ = [
     "prepare_lookup",
     "safe_embedding_lookup_sparse",
     "serving_embedding_lookup",
+    "schedules",
     "set_num_threads",
     "validate_shards",
     "variable_axis_size_partitioner",

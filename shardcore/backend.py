@@ -15,6 +15,10 @@ results; a backend overrides them for speed.
 * Rows of `scatter` are distinct. All row numbers are int64, checked, in range.
 * `lookup` and `apply` are given all tables of a batch in one call. `apply` gets the very
   `TableBatch` objects that `lookup` got, whose ``route`` is the backend's to use.
+* Lookups, and `weight_dots`, see rows as ``specs[table].as_looked_up(rows)`` returns them: rounded,
+  for tables with a quantization. `gather`, `read` and `apply` see what is stored. The base class
+  does so; a backend that overrides `lookup` and does so too says it with ``quantizes = True``, and
+  is given no such table otherwise.
 * Sums have one order, on every backend: a bag in occurrence order; a row's gradient in (feature,
   global bag, position) order, runs above 4,096 occurrences in blocks of 4,096 counted from the
   first, blocks added in order.
@@ -67,7 +71,7 @@ array([[5., 5.],
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -84,8 +88,10 @@ from shardcore.batch import (
 from shardcore.dtypes import working_dtype
 from shardcore.errors import ShardcoreRuntimeError
 from shardcore.layout import Layout
+from shardcore.store.occurrences import every_row
+from shardcore.store.rounding import narrowed
 from shardcore.store.segment_reduce import reduce_bags, row_dots
-from shardcore.store.update import accumulate
+from shardcore.store.update import updated
 
 __all__ = [
     "Backend",
@@ -112,6 +118,7 @@ class Backend(ABC):
 
     def __init__(self) -> None:
         self.specs: dict[str, TableSpec] = {}
+        self._unique_rows = 0
 
     # --- what every backend writes ---------------------------------------------------------------
 
@@ -134,6 +141,15 @@ class Backend(ABC):
         """Overwrite distinct rows with values of the same dtype."""
 
     # --- what it may write better ----------------------------------------------------------------
+
+    @property
+    def quantizes(self) -> bool:
+        """Whether its lookups honour ``spec.quantization``, as the base class's do."""
+        kind = type(self)
+        return all(
+            getattr(kind, method) is getattr(Backend, method)
+            for method in ("lookup", "weight_dots", "_lookup_table", "_compact")
+        )
 
     @property
     def num_hosts(self) -> int:
@@ -180,7 +196,7 @@ class Backend(ABC):
         Parameters
         ----------
         updates : sequence of TableUpdate
-            At most one per table.
+            At most one per table. `count_unique_rows` is told how many rows they touch.
         """
         for update in updates:
             self._apply_table(update)
@@ -199,9 +215,27 @@ class Backend(ABC):
             dots.append(row_dots(rows, ids, bags.row_splits, np.ascontiguousarray(gradient)))
         return dots
 
+    def count_unique_rows(self, rows: int) -> None:
+        """Add the distinct rows of updated tables to the counter ``unique_rows``."""
+        self._unique_rows += rows
+
     def counters(self) -> dict[str, int]:
-        """Return what the backend has counted since it was made; names are its own."""
-        return {}
+        """Return what the backend has counted since it was made.
+
+        ``unique_rows`` is the engine's word for the distinct rows of each table, added up over
+        tables and updates; a backend adds what else it counts, under names of its own.
+        """
+        return {"unique_rows": self._unique_rows}
+
+    def begin_restore(self) -> None:  # noqa: B027 - a backend without failed hosts need not care
+        """Hear that every row and slot of every table is about to be overwritten.
+
+        A backend that refuses all calls since a host failed in the midst of an update accepts
+        writes from here on.
+        """
+
+    def end_restore(self) -> None:  # noqa: B027
+        """Hear that all of it was written; raise if it was not."""
 
     def close(self) -> None:
         """Give everything back."""
@@ -210,10 +244,12 @@ class Backend(ABC):
     # --- how the base class does it --------------------------------------------------------------
 
     def _compact(self, table: str, ids: Any) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """Return the distinct rows that are named, and the ids renumbered to them."""
+        """Return the distinct rows that are named, as seen, and the ids renumbered to them."""
         unique, inverse = np.unique(ids, return_inverse=True)
-        rows = np.ascontiguousarray(self.gather(table, None, unique.astype(np.int64)))
-        return rows, inverse.astype(np.int64, copy=False)
+        rows = self.specs[table].as_looked_up(
+            self.gather(table, None, unique.astype(np.int64, copy=False))
+        )
+        return np.ascontiguousarray(rows), inverse.astype(np.int64, copy=False)
 
     def _lookup_table(self, batch: TableBatch) -> list[NDArray[Any]]:
         spec = self.specs[batch.table]
@@ -237,9 +273,14 @@ class Backend(ABC):
         value = working_dtype(spec.dtype)
         features, gradients = [bags for bags, _ in pairs], [gradient for _, gradient in pairs]
         occurrences = sorted_rows(features, spec.num_rows, value)
+        self.count_unique_rows(occurrences.rows.size)
+        if not optimizer.lazy:
+            occurrences = every_row(occurrences, spec.num_rows)
         rows = occurrences.rows
-        new_rows, new_slots = optimizer.update(
-            accumulate(occurrences, gradient_rows(features, gradients)),
+        new_rows, new_slots = updated(
+            optimizer,
+            occurrences,
+            gradient_rows(features, gradients),
             self.gather(batch.table, None, rows).astype(value, copy=False),
             {
                 slot.name: self.gather(batch.table, slot.name, rows).astype(value, copy=False)
@@ -252,7 +293,8 @@ class Backend(ABC):
         for slot in optimizer.slots:
             stored = np.asarray(new_slots[slot.name]).astype(slot.storage_dtype(spec.dtype))
             self.scatter(batch.table, slot.name, rows, stored)
-        self.scatter(batch.table, None, rows, np.asarray(new_rows).astype(spec.dtype))
+        stored = narrowed(new_rows, spec.dtype, optimizer, rows, spec.seed, update.step)
+        self.scatter(batch.table, None, rows, stored)
 
 
 class BackendRowStore:
@@ -264,10 +306,19 @@ class BackendRowStore:
     table : str
     slot : str or None
         None: the weights.
+    settle : callable, optional
+        Called before rows are read or written: it waits for what was asked of the backend before.
     """
 
-    def __init__(self, backend: Backend, table: str, slot: str | None = None) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        table: str,
+        slot: str | None = None,
+        settle: Callable[[], None] | None = None,
+    ) -> None:
         self._backend = backend
+        self._settle = settle
         self._table = table
         self._slot = slot
         spec = backend.specs[table]
@@ -283,6 +334,11 @@ class BackendRowStore:
         if self._table not in self._backend.specs:
             raise ShardcoreRuntimeError(f"table {self._table!r} is gone: its engine was closed")
         return self._backend
+
+    def _settled(self) -> Backend:
+        if self._settle is not None:
+            self._settle()
+        return self._open()
 
     @property
     def layout(self) -> Layout:
@@ -301,20 +357,20 @@ class BackendRowStore:
 
     def gather(self, rows: NDArray[np.int64]) -> NDArray[Any]:
         """Return the rows in request order."""
-        return self._open().gather(self._table, self._slot, rows)
+        return self._settled().gather(self._table, self._slot, rows)
 
     def scatter(self, rows: NDArray[np.int64], values: NDArray[Any]) -> None:
         """Overwrite distinct rows."""
-        self._open().scatter(self._table, self._slot, rows, values)
+        self._settled().scatter(self._table, self._slot, rows, values)
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
         """Return a copy of the rows [start, stop)."""
-        return self._open().read(self._table, self._slot, start, stop)
+        return self._settled().read(self._table, self._slot, start, stop)
 
     def write(self, start: int, stop: int, values: NDArray[Any]) -> None:
         """Overwrite the rows [start, stop)."""
-        self._open().write(self._table, self._slot, start, values)
+        self._settled().write(self._table, self._slot, start, values)
 
     def shards(self) -> list[NDArray[Any]]:
         """Return copies of the rows of each host, in local order."""
-        return self._open().shards(self._table, self._slot)
+        return self._settled().shards(self._table, self._slot)

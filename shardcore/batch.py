@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from shardcore.offsets import row_ids_from_row_splits
+from shardcore.config import QuantizationConfig
 from shardcore.optimizer import Optimizer
 from shardcore.store.occurrences import Occurrences, sort_occurrences
 from shardcore.store.segment_reduce import occurrence_gains, reciprocals
@@ -43,6 +43,8 @@ class TableSpec:
         None: a table that is only looked up and has no slots.
     layout, placement, exchange : str
         As in `TableConfig`.
+    quantization : QuantizationConfig or None
+        What a lookup makes of rows before it combines them: see `as_looked_up`.
     """
 
     name: str
@@ -55,6 +57,30 @@ class TableSpec:
     layout: Literal["div", "mod"] = "div"
     placement: Literal["row", "table", "column", "replicated"] = "row"
     exchange: Literal["exact", "partial"] = "exact"
+    quantization: QuantizationConfig | None = None
+
+    def as_looked_up(self, rows: NDArray[Any]) -> NDArray[Any]:
+        """Return stored rows as a lookup sees them: rounded to the buckets of the quantization.
+
+        Storage stays as it is, and gradients pass straight through.
+
+        Parameters
+        ----------
+        rows : ndarray of the table's dtype, any shape
+
+        Returns
+        -------
+        ndarray
+            New rows in the working dtype, or `rows` itself where nothing is quantized.
+
+        Examples
+        --------
+        >>> buckets = QuantizationConfig(3, -1.0, 1.0)
+        >>> spec = TableSpec("t", 4, 2, np.dtype("float32"), np.zeros, 0, quantization=buckets)
+        >>> spec.as_looked_up(np.array([[0.4, 7.0]], np.float32))
+        array([[0., 1.]], dtype=float32)
+        """
+        return rows if self.quantization is None else self.quantization.apply(rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,7 +201,8 @@ def sorted_rows(
     gains = joined_gains([(bags.ids.size, gains_of(bags)) for bags in features], value)
     base, sources = 0, []
     for bags in features:
-        sources.append((row_ids_from_row_splits(bags.row_splits) + base).astype(np.int32))
+        own = np.arange(base, base + bags.num_bags, dtype=np.int32)
+        sources.append(np.repeat(own, bags.row_splits[1:] - bags.row_splits[:-1]))
         base += bags.num_bags
     if len(features) == 1:
         return sort_occurrences(features[0].ids, sources[0], gains, num_rows)

@@ -10,24 +10,33 @@ A training batch goes one way, and nothing is done twice::
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from numpy.typing import NDArray
 
 from shardcore.backend import Backend, BackendRowStore
-from shardcore.batch import TableBatch, TableUpdate
+from shardcore.batch import TableBatch
 from shardcore.checkpoint.state import RestorePlan, SavedTensor, TensorSource
+from shardcore.chosen_backend import chosen_backend
 from shardcore.config import FeatureConfig, TableConfig
-from shardcore.dtypes import working_dtype
+from shardcore.embedding_config import described_feature, described_table
 from shardcore.embedding_state import embedding_metadata, embedding_sources, plan_restore
-from shardcore.errors import ShardcoreRuntimeError, ShardcoreTypeError, ShardcoreValueError
-from shardcore.feature_input import PreparedFeature, prepare_feature, read_gradient
+from shardcore.errors import (
+    ShardcoreError,
+    ShardcoreRuntimeError,
+    ShardcoreTypeError,
+    ShardcoreValueError,
+)
+from shardcore.feature_input import PreparedFeature, prepare_feature
+from shardcore.gradient_input import gradients_of_weights, read_gradients, table_updates
+from shardcore.in_flight import Batch, BatchesInFlight
 from shardcore.optimizer import Optimizer
-from shardcore.registry import get_backend
+from shardcore.pipeline import Failure, Inline, Operations, Pipeline, Ticket
 from shardcore.shapes import as_count, as_integer
 from shardcore.structure import flatten, flatten_like, unflatten
 from shardcore.table_plan import PlannedTable, plan_tables
@@ -35,16 +44,8 @@ from shardcore.variable import ShardedVariable
 
 __all__ = ["ShardedEmbedding"]
 
-
-@dataclass(eq=False)
-class _InFlight:
-    """A batch between `enqueue` and its end."""
-
-    prepared: list[PreparedFeature]
-    batches: list[TableBatch]
-    activations: list[NDArray[Any]]
-    training: bool
-    dequeued: bool = False
+_SHOWN_TABLES: Final = 6
+_logger = logging.getLogger("shardcore")
 
 
 class ShardedEmbedding:
@@ -62,9 +63,13 @@ class ShardedEmbedding:
     backend_options : mapping, optional
         Options of the named backend, such as ``{"hosts": 4}`` for "sim".
     pipeline : bool
-        Must be False in this version: every call is finished when it returns.
+        False: every call is finished when it returns. True: lookups and updates run on a thread
+        behind the caller's, in the order of the calls, and two batches may be in flight; see Notes.
     seed : int
         Together with a table's name it decides the table's initial values.
+    check_gradients : bool
+        True: a gradient with a value that is not finite is refused. False: it is taken as it is,
+        and what it makes of rows and slots (NaN, most often) stays there.
 
     Raises
     ------
@@ -77,6 +82,17 @@ class ShardedEmbedding:
     -----
     ``e(features)`` may be called from any thread at any time; it sees every row wholly before or
     wholly after an update. `enqueue`, `dequeue` and `apply_gradients` belong to one thread.
+
+    With ``pipeline=True`` `enqueue` returns once the input is checked and copied, and
+    `apply_gradients` once the gradients are; learning rates are asked in the caller's thread.
+    Results are those of ``pipeline=False``, to the last bit: a lookup sees exactly the updates
+    whose `apply_gradients` came before its `enqueue`. Who enqueues batch t + 1 before he applies
+    the gradients of batch t gets his lookup early, and rows that are one update old. `dequeue`
+    waits for its batch; reading or writing tables and slots, ``e(features)``, `metrics`, saving,
+    restoring and `close` wait for everything. What fails in the background is raised, as the cause
+    of a `ShardcoreRuntimeError`, by the next call. Once `enqueue`, `dequeue` or `apply_gradients`
+    has raised it, the batches in flight are dropped, `step` says how many were applied, and the
+    engine goes on. A forked child cannot use such an engine of its parent's.
 
     Examples
     --------
@@ -105,13 +121,14 @@ class ShardedEmbedding:
         backend_options: Mapping[str, Any] | None = None,
         pipeline: bool = False,
         seed: int = 0,
+        check_gradients: bool = True,
     ) -> None:
         if optimizer is not None and not isinstance(optimizer, Optimizer):
             raise ShardcoreTypeError(f"optimizer must be an Optimizer or None, got {optimizer!r}")
         if not isinstance(pipeline, bool):
             raise ShardcoreTypeError(f"pipeline must be a bool, got {pipeline!r}")
-        if pipeline:
-            raise ShardcoreValueError("pipeline=True is not supported by this version")
+        if not isinstance(check_gradients, bool):
+            raise ShardcoreTypeError(f"check_gradients must be a bool, got {check_gradients!r}")
         self._features: list[tuple[str, FeatureConfig]] = flatten(feature_config)
         # Containers of our own: the caller may change his.
         self._structure = unflatten(feature_config, [config for _, config in self._features])
@@ -119,12 +136,16 @@ class ShardedEmbedding:
             raise ShardcoreValueError("feature_config must hold at least one FeatureConfig")
         self._seed = as_integer(seed, "seed")
         self._planned = plan_tables(self._features, optimizer, self._seed)
-        self._backend = _make_backend(backend, backend_options)
+        self._backend = chosen_backend(backend, backend_options, self._planned)
         self._batch_size: int | None = None
         self._built = False
         self._closed = False
         self._step = 0
-        self._in_flight: _InFlight | None = None
+        self._applied = 0
+        self._check_gradients = check_gradients
+        self._pipeline = pipeline
+        self._operations: Operations = Pipeline() if pipeline else Inline()
+        self._in_flight = BatchesInFlight(2 if pipeline else 1)
         self._counter_lock = threading.Lock()
         self._build_lock = threading.Lock()
         self._counters = dict.fromkeys(
@@ -158,8 +179,14 @@ class ShardedEmbedding:
         with self._build_lock:
             if not self._built:
                 self._create_tables([table.spec for table in self._planned])
-                self._built = True
             self._batch_size = size
+            if not self._built:
+                self._note_built()
+
+    def _note_built(self) -> None:
+        self._built = True
+        if _logger.isEnabledFor(logging.INFO):
+            _logger.info("built %s", self.config())
 
     def _create_tables(self, specs: Sequence[Any]) -> None:
         """Create all tables or none."""
@@ -180,15 +207,30 @@ class ShardedEmbedding:
             raise
 
     def close(self) -> None:
-        """Give the tables back. What was read from them stays; the engine is of no more use."""
+        """Give the tables back. What was read from them stays; the engine is of no more use.
+
+        Raises
+        ------
+        ShardcoreRuntimeError
+            If a call failed in the background and no other call was there to say so. The engine is
+            closed nevertheless.
+        """
+        failure = self._shut()
+        if failure is not None:
+            raise failure.raised()
+
+    def _shut(self) -> Failure | None:
         if self._closed:
-            return
+            return None
         self._closed = True
-        self._in_flight = None
+        failure = self._operations.stop()
+        self._in_flight.clear()
+        self._step = self._applied
         if self._built:
             for table in self._planned:
                 self._backend.drop_table(table.spec.name)
         self._backend.close()
+        return failure
 
     def __enter__(self) -> Self:
         return self
@@ -199,7 +241,12 @@ class ShardedEmbedding:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        if error is None:
+            self.close()
+            return
+        failure = self._shut()  # the error that ends the block goes first
+        if failure is not None:
+            error.add_note(str(failure.raised()))
 
     def _check_open(self, call: str) -> None:
         if self._closed:
@@ -208,11 +255,16 @@ class ShardedEmbedding:
     def __repr__(self) -> str:
         state = "closed" if self._closed else "built" if self._built else "not built"
         tables = ", ".join(
-            f"{table.spec.name} {table.spec.num_rows}x{table.spec.dim}" for table in self._planned
+            f"{table.spec.name} {table.spec.num_rows}x{table.spec.dim}"
+            for table in self._planned[:_SHOWN_TABLES]
         )
+        if len(self._planned) > _SHOWN_TABLES:
+            tables += f", ... {len(self._planned) - _SHOWN_TABLES} more"
+        pipeline = "; pipeline" if self._pipeline else ""
         return (
             f"ShardedEmbedding({len(self._features)} features; tables: {tables}; "
-            f"backend {self._backend.name!r}, {self._backend.num_hosts} hosts; {state})"
+            f"backend {self._backend.name!r}, {self._backend.num_hosts} hosts{pipeline}; "
+            f"{state})"
         )
 
     # --- lookup ----------------------------------------------------------------------------------
@@ -242,9 +294,17 @@ class ShardedEmbedding:
         """
         self._check_open("a lookup")
         self.build()
-        return self._as_structure(self._look_up(features, weights, training=False).activations)
+        batch = self._batch(features, weights, training=False, keep=False)
+        self._operations.settle()
+        return self._as_structure(self._look_up(batch))
 
-    def enqueue(self, features: Any, weights: Any = None, training: bool | None = None) -> None:
+    def enqueue(
+        self,
+        features: Any,
+        weights: Any = None,
+        training: bool | None = None,
+        name: str | None = None,
+    ) -> None:
         """Look up a batch and keep it for `dequeue` and, when training, for `apply_gradients`.
 
         Parameters
@@ -252,22 +312,23 @@ class ShardedEmbedding:
         features, weights : as in `__call__`
         training : bool, optional
             Whether gradients will follow. None: if any table has an optimizer.
+        name : str, optional
+            What to call this call: messages begin with ``enqueue 'name': ``, and `metrics` counts
+            the calls of that name. One of a few words; a name per step would be counted for ever.
 
         Raises
         ------
         ShardcoreTypeError, ShardcoreValueError, ShardcoreIndexError
             As `__call__`; the engine is then as it was.
         ShardcoreRuntimeError
-            If a batch is still in flight, no table has an optimizer, or the engine is closed.
+            If a batch is still in flight (with ``pipeline=True``: two), no table has an optimizer,
+            an earlier call failed in the background, or the engine is closed.
         """
-        self._check_open("enqueue")
-        waiting = self._in_flight
-        if waiting is not None:
-            what = "apply_gradients (apply_gradients(None) drops it)"
-            raise ShardcoreRuntimeError(
-                "enqueue came while the last batch waits for "
-                f"{what if waiting.dequeued else 'dequeue'}"
-            )
+        with self._called("enqueue", name) as call:
+            self._enqueue(call, features, weights, training)
+
+    def _enqueue(self, call: str, features: Any, weights: Any, training: bool | None) -> None:
+        self._in_flight.check_room()
         trainable = any(table.spec.optimizer is not None for table in self._planned)
         if training is None:
             training = trainable
@@ -276,10 +337,17 @@ class ShardedEmbedding:
         if training and not trainable:
             raise ShardcoreRuntimeError("training=True needs an optimizer: no table has one")
         self.build()
-        self._in_flight = self._look_up(features, weights, training)
+        batch = self._batch(features, weights, training, keep=training or self._pipeline)
+        batch.lookup = self._operations.submit(call, lambda: self._look_up(batch))
+        self._in_flight.add(batch)
 
-    def dequeue(self) -> Any:
-        """Return the activations of the batch that was enqueued.
+    def dequeue(self, name: str | None = None) -> Any:
+        """Return the activations of the batch that was enqueued first, of those still waiting.
+
+        Parameters
+        ----------
+        name : str, optional
+            As in `enqueue`.
 
         Returns
         -------
@@ -291,18 +359,17 @@ class ShardedEmbedding:
         ShardcoreRuntimeError
             If no batch waits, or the engine is closed.
         """
-        self._check_open("dequeue")
-        batch = self._in_flight
-        if batch is None or batch.dequeued:
-            raise ShardcoreRuntimeError("dequeue came without a batch: enqueue one first")
-        batch.dequeued = True
-        if not batch.training:
-            self._in_flight = None
-        return self._as_structure(batch.activations)
+        with self._called("dequeue", name):
+            batch = self._in_flight.to_dequeue()
+            assert batch.lookup is not None, "batches wait with their lookups"
+            activations = self._result(batch.lookup)
+            self._in_flight.handed_out(batch)
+            return self._as_structure(activations)
 
-    def _look_up(self, features: Any, weights: Any, training: bool) -> _InFlight:
-        prepared = self._prepare(features, weights, keep=training)
-        batches = [
+    def _batch(self, features: Any, weights: Any, training: bool, keep: bool) -> Batch:
+        """Check a batch and cut it by table."""
+        prepared = self._prepare(features, weights, keep)
+        tables = [
             TableBatch(
                 table.spec.name,
                 tuple(prepared[at].bags for at in table.features),
@@ -310,16 +377,59 @@ class ShardedEmbedding:
             )
             for table in self._planned
         ]
-        found = self._backend.lookup(batches)
-        activations: list[Any] = [None] * len(prepared)
+        return Batch(prepared, tables, training)
+
+    def _look_up(self, batch: Batch) -> list[NDArray[Any]]:
+        """Return the activations of each feature."""
+        found = self._backend.lookup(batch.tables)
+        activations: list[Any] = [None] * len(batch.prepared)
         for table, arrays in zip(self._planned, found, strict=True):
             for at, array in zip(table.features, arrays, strict=True):
-                activations[at] = array.reshape(*prepared[at].shape, table.spec.dim)
+                activations[at] = array.reshape(*batch.prepared[at].shape, table.spec.dim)
         with self._counter_lock:
             self._counters["lookups"] += 1
-            self._counters["ids"] += sum(feature.bags.ids.size for feature in prepared)
-            self._counters["invalid_ids"] += sum(feature.invalid for feature in prepared)
-        return _InFlight(prepared, batches, activations, training)
+            self._counters["ids"] += sum(feature.bags.ids.size for feature in batch.prepared)
+            self._counters["invalid_ids"] += sum(feature.invalid for feature in batch.prepared)
+        return activations
+
+    @contextmanager
+    def _called(self, call: str, name: str | None) -> Iterator[str]:
+        """Raise what failed before; begin messages with the call's name, and count it."""
+        if name is not None and not isinstance(name, str):
+            raise ShardcoreTypeError(f"name must be a string or None, got {name!r}")
+        if name == "":
+            raise ShardcoreValueError("name must not be empty")
+        self._check_open(call)
+        failure = self._operations.failure
+        if failure is not None:
+            raise self._dropped(failure)
+        if name is None:
+            yield call
+            return
+        label = f"{call} {name!r}"
+        try:
+            yield label
+        except ShardcoreError as error:
+            raise type(error)(f"{label}: {error}") from error
+        with self._counter_lock:
+            key = f"{call}/{name}"
+            self._counters[key] = self._counters.get(key, 0) + 1
+
+    def _dropped(self, failure: Failure) -> ShardcoreRuntimeError:
+        """Forget what came after a failure in the background, and return the error that tells."""
+        self._operations.take_failure()
+        self._in_flight.clear()
+        self._step = self._applied
+        return failure.raised()
+
+    def _result(self, ticket: Ticket) -> Any:
+        try:
+            return self._operations.result(ticket)
+        except ShardcoreRuntimeError:
+            failure = self._operations.failure
+            if failure is None:
+                raise
+        raise self._dropped(failure)
 
     def _prepare(self, features: Any, weights: Any, keep: bool) -> list[PreparedFeature]:
         leaves = flatten_like(self._structure, features, "features")
@@ -351,8 +461,12 @@ class ShardedEmbedding:
 
     # --- training --------------------------------------------------------------------------------
 
-    def apply_gradients(self, gradients: Any, weight_gradients: bool = False) -> Any:
+    def apply_gradients(
+        self, gradients: Any, weight_gradients: bool = False, name: str | None = None
+    ) -> Any:
         """Update every row that the batch names, once, with its table's optimizer.
+
+        Of several batches in flight it is the one that was enqueued first.
 
         Parameters
         ----------
@@ -361,7 +475,9 @@ class ShardedEmbedding:
             feature contributes nothing and touches no row. None for all drops the batch, which
             then counts no step.
         weight_gradients : bool
-            Whether to return the gradients of the weights.
+            Whether to return the gradients of the weights; the call then waits for them.
+        name : str, optional
+            As in `enqueue`.
 
         Returns
         -------
@@ -373,79 +489,50 @@ class ShardedEmbedding:
         Raises
         ------
         ShardcoreTypeError, ShardcoreValueError
-            If a gradient has another structure, shape or kind, or a value is not finite, or a
-            learning rate is not a number >= 0. Nothing is changed, and the batch still waits.
+            If a gradient has another structure, shape or kind, or a value is not finite (unless
+            ``check_gradients=False``), or a learning rate is not a number >= 0. Nothing is changed,
+            and the batch still waits.
         ShardcoreRuntimeError
-            If no training batch was dequeued, or the engine is closed.
+            If no training batch was dequeued, an earlier call failed in the background, or the
+            engine is closed.
         """
-        self._check_open("apply_gradients")
-        batch = self._in_flight
-        if batch is None:
-            raise ShardcoreRuntimeError(
-                "apply_gradients came without a training batch: enqueue and dequeue one first"
-            )
-        if not batch.training:
-            raise ShardcoreRuntimeError("apply_gradients came for a batch of training=False")
-        if not batch.dequeued:
-            raise ShardcoreRuntimeError("apply_gradients came before dequeue")
+        with self._called("apply_gradients", name) as call:
+            return self._apply(call, gradients, weight_gradients)
+
+    def _apply(self, call: str, gradients: Any, weight_gradients: bool) -> Any:
+        batch = self._in_flight.to_apply()
         leaves = (
             [None] * len(self._features)
             if gradients is None
             else flatten_like(self._structure, gradients, "gradients")
         )
-        checked = self._read_gradients(batch, leaves)
-        updates = self._updates(batch, checked)
-        of_weights = self._weight_gradients(batch, updates) if weight_gradients else None
-        if updates:
-            self._backend.apply(updates)
-            self._step += 1
-            with self._counter_lock:
-                self._counters["steps"] += 1
-        self._in_flight = None
-        return of_weights
+        checked = read_gradients(
+            self._features,
+            self._planned,
+            batch,
+            leaves,
+            check=self._check_gradients,
+            keep=self._pipeline,
+        )
+        updates = table_updates(self._planned, batch, checked, self._step + 1)
 
-    def _read_gradients(self, batch: _InFlight, leaves: Sequence[Any]) -> list[NDArray[Any] | None]:
-        names = {table.config: table.spec for table in self._planned}
-        checked = []
-        for (path, config), leaf, activation in zip(
-            self._features, leaves, batch.activations, strict=True
-        ):
-            path = "gradients" + path.removeprefix("features")
-            spec = names[config.table]
-            if leaf is not None and spec.optimizer is None:
-                raise ShardcoreValueError(
-                    f"{path} must be None: table {spec.name!r} has no optimizer"
-                )
-            checked.append(read_gradient(leaf, activation.shape, working_dtype(spec.dtype), path))
-        return checked
+        def update() -> Any:
+            found = (
+                gradients_of_weights(self._planned, batch, updates, self._backend)
+                if weight_gradients
+                else None
+            )
+            if updates:
+                self._backend.apply(updates)
+                self._applied += 1
+                with self._counter_lock:
+                    self._counters["steps"] += 1
+            return found
 
-    def _updates(
-        self, batch: _InFlight, gradients: Sequence[NDArray[Any] | None]
-    ) -> list[TableUpdate]:
-        """Return an update per table that has a gradient; learning rates are asked for here."""
-        updates = []
-        hyper: dict[Optimizer, tuple[float, ...]] = {}
-        for table, table_batch in zip(self._planned, batch.batches, strict=True):
-            own = tuple(gradients[at] for at in table.features)
-            optimizer = table.spec.optimizer
-            if optimizer is None or all(gradient is None for gradient in own):
-                continue
-            if optimizer not in hyper:
-                hyper[optimizer] = optimizer.hyper()
-            updates.append(TableUpdate(table_batch, own, hyper[optimizer], self._step + 1))
-        return updates
-
-    def _weight_gradients(self, batch: _InFlight, updates: Sequence[TableUpdate]) -> Any:
-        found: list[NDArray[Any] | None] = [None] * len(self._features)
-        by_name = {update.batch.table: update for update in updates}
-        for table in self._planned:
-            update = by_name.get(table.spec.name)
-            if update is None:
-                continue
-            for at, dots in zip(table.features, self._backend.weight_dots(update), strict=True):
-                if dots is not None:
-                    found[at] = batch.prepared[at].weight_gradient(table.config.combiner, dots)
-        return self._as_structure(found)
+        ticket = self._operations.submit(call, update)
+        self._step += bool(updates)
+        self._in_flight.remove(batch)
+        return self._as_structure(self._result(ticket)) if weight_gradients else None
 
     # --- what can be seen ------------------------------------------------------------------------
 
@@ -480,18 +567,60 @@ class ShardedEmbedding:
 
     @property
     def step(self) -> int:
-        """How many batches were applied, restored ones included."""
+        """How many batches were applied, restored ones and those on their way included."""
         return self._step
+
+    def config(self) -> dict[str, Any]:
+        """Return the whole configuration as it was resolved, in terms of JSON.
+
+        It is logged when the tables are built (logger ``shardcore``, level INFO). Two engines that
+        are made alike have equal ones.
+
+        Returns
+        -------
+        dict
+            ``backend``, ``hosts``, ``batch_size``, ``pipeline``, ``check_gradients``, ``seed``;
+            ``tables``: for each its name, rows, dim, dtype, combiner, initializer, layout,
+            placement, exchange, quantization, the paths of its features, and its optimizer with
+            every parameter and whether a learning rate is ``"constant"`` or ``"dynamic"``;
+            ``features``: for each its path, name, table and settings.
+
+        Examples
+        --------
+        >>> import shardcore as sc
+        >>> user = sc.TableConfig(5, 2, name="user", optimizer=sc.optimizers.SGD(lambda: 0.5))
+        >>> config = sc.ShardedEmbedding({"clicks": sc.FeatureConfig(user)}).config()
+        >>> config["backend"], config["hosts"], config["tables"][0]["features"]
+        ('cpu', 1, ["features['clicks']"])
+        >>> config["tables"][0]["optimizer"]["learning_rate"]
+        'dynamic'
+        """
+        names = {table.config: table.spec.name for table in self._planned}
+        return {
+            "backend": self._backend.name,
+            "hosts": self._backend.num_hosts,
+            "batch_size": self._batch_size,
+            "pipeline": self._pipeline,
+            "check_gradients": self._check_gradients,
+            "seed": self._seed,
+            "tables": [described_table(table, self._features) for table in self._planned],
+            "features": [
+                described_feature(path, feature, names[feature.table])
+                for path, feature in self._features
+            ],
+        }
 
     def _built_tables(self) -> list[PlannedTable]:
         self._check_open("reading tables")
         if not self._built:
             raise ShardcoreRuntimeError("there are no tables yet: build first")
+        self._operations.settle()
         return self._planned
 
     def _view(self, table: str, slot: str | None) -> ShardedVariable:
         name = table if slot is None else f"{table}/{slot}"
-        return ShardedVariable.from_store(BackendRowStore(self._backend, table, slot), name)
+        store = BackendRowStore(self._backend, table, slot, self._operations.settle)
+        return ShardedVariable.from_store(store, name)
 
     def metrics(self) -> dict[str, int]:
         """Return what was counted since the engine was made.
@@ -501,8 +630,11 @@ class ShardedEmbedding:
         dict
             ``lookups`` (batches), ``ids`` looked up, ``invalid_ids`` that a policy dealt with,
             ``steps`` applied, ``messages_exchanged`` and ``bytes_exchanged`` between hosts, and
-            whatever else the backend counts.
+            whatever else the backend counts: ``unique_rows``, the distinct rows of each table that
+            were updated, added up over tables and updates. ``enqueue/NAME``, ``dequeue/NAME`` and
+            ``apply_gradients/NAME`` are the calls that were given that name.
         """
+        self._operations.settle()
         with self._counter_lock:
             return {**self._counters, **self._backend.counters()}
 
@@ -529,19 +661,25 @@ class ShardedEmbedding:
             If a batch is in flight, or the engine is closed.
         """
         self._check_open("restore")
-        if self._in_flight is not None:
+        self._operations.settle()
+        if self._in_flight:
             raise ShardcoreRuntimeError("restore came while a batch is in flight: finish it first")
         was_built = self._built
         plan = plan_restore(
             self._planned, self._backend, metadata, tensors, live=was_built, slots=slots
         )
-        if not was_built:
+        if was_built:
+            self._backend.begin_restore()
+        else:
             self._create_tables(plan.specs)
 
         def commit() -> None:
             plan.reset_slots()
-            self._built = True
-            self._step = plan.step
+            if was_built:
+                self._backend.end_restore()
+            self._step = self._applied = plan.step
+            if not was_built:
+                self._note_built()
 
         def abort() -> None:
             if not was_built:
@@ -549,23 +687,3 @@ class ShardedEmbedding:
                     self._backend.drop_table(table.spec.name)
 
         return RestorePlan(plan.writes, was_built, commit, abort, plan.skipped)
-
-
-def _make_backend(backend: str | Backend | None, options: Mapping[str, Any] | None) -> Backend:
-    if options is not None and not isinstance(options, Mapping):
-        raise ShardcoreTypeError(f"backend_options must be a mapping, got {options!r}")
-    if isinstance(backend, Backend):
-        if options:
-            raise ShardcoreValueError(
-                f"backend_options {dict(options)} are for a backend given by name, "
-                f"got a backend {backend.name!r}"
-            )
-        return backend
-    if backend is not None and not isinstance(backend, str):
-        raise ShardcoreTypeError(f"backend must be a name or a Backend, got {backend!r}")
-    for key in options or {}:
-        if not isinstance(key, str):
-            raise ShardcoreTypeError(f"backend_options must have strings as keys, got {key!r}")
-        if key == "name":
-            raise ShardcoreValueError("backend_options must not hold 'name': backend is the name")
-    return get_backend(backend, **(options or {}))

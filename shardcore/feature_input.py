@@ -173,9 +173,11 @@ def _finite_divisors(
     value: np.dtype[Any],
     path: str,
 ) -> NDArray[Any] | None:
+    if weights is None:  # counts of ids, always finite
+        return divisors(combiner, row_splits, None, value)
     with np.errstate(over="ignore"):  # told below, with the bag
         divisor = divisors(combiner, row_splits, weights, value)
-    if divisor is not None and weights is not None:
+    if divisor is not None:
         finite = np.isfinite(divisor)
         if not finite.all():
             raise ShardcoreValueError(
@@ -261,7 +263,12 @@ def _sequence(
 
 
 def read_gradient(
-    leaf: Any, shape: tuple[int, ...], dtype: np.dtype[Any], path: str
+    leaf: Any,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    path: str,
+    check: bool = True,
+    keep: bool = False,
 ) -> NDArray[Any] | None:
     """Return a feature's gradient as (bags, dim) of the working dtype, or None for none.
 
@@ -275,6 +282,10 @@ def read_gradient(
         The working dtype.
     path : str
         Its place in the structure; begins every message.
+    check : bool
+        Whether every value must be finite in the working dtype.
+    keep : bool
+        Whether it outlives the call: then it shares no memory with what the caller gave.
 
     Raises
     ------
@@ -291,17 +302,17 @@ def read_gradient(
     if leaf is None:
         return None
     array = read_array(leaf, path)
-    if array.dtype.kind == "b" or array.dtype.kind == "c":
-        raise ShardcoreTypeError(f"{path} must be real numbers, got dtype {array.dtype}")
-    array = as_floats(array, path)
+    if array.dtype != dtype:
+        if array.dtype.kind == "b" or array.dtype.kind == "c":
+            raise ShardcoreTypeError(f"{path} must be real numbers, got dtype {array.dtype}")
+        array = as_floats(array, path)
     if array.shape != shape:
         raise ShardcoreValueError(
             f"{path} must have the shape of the activations, {shape}, got {array.shape}"
         )
     with np.errstate(over="ignore"):  # told below, with its position
-        cast = array.astype(dtype, copy=False)
-    finite = np.isfinite(cast)
-    if not finite.all():
+        cast = array.astype(dtype, copy=keep)
+    if check and not (finite := np.isfinite(cast)).all():
         at = np.unravel_index(int(np.argmin(finite)), shape)
         place = ", ".join(str(int(i)) for i in at)
         raise ShardcoreValueError(

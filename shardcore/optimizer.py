@@ -24,6 +24,12 @@ dtype of the table: float64 for float64 tables, float32 for float32, float16 and
 row's result must depend on that row's data only, never on which other rows share its block: blocks
 differ between backends, threads and shards, the results must not.
 
+Where `Optimizer.accumulate` is False, gradients are not summed: `update` is called once for every
+occurrence of a row, in their order, each time with what the call before returned. Where
+`Optimizer.lazy` is False, rows that the batch does not name come too, with a gradient of zeros.
+Rows of float16 and bfloat16 are rounded back once per batch, to the nearest or, with
+`Optimizer.rounds_stochastically`, to one of the two neighbours by chance.
+
 `update` and `init` change nothing they are given and are written against the Python array API
 (``xp = rows.__array_namespace__()``): NumPy runs them as they stand, JAX traces and compiles them.
 Hence no branches on values of arrays.
@@ -150,7 +156,12 @@ def _is_number(value: object) -> bool:
 
 
 def _check_number(
-    value: object, rule: str, at_least: float | None = None, above: float | None = None
+    value: object,
+    rule: str,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
 ) -> float:
     """Return `value` as a float, or raise "<rule>, got <value>"."""
     if not _is_number(value):
@@ -164,6 +175,8 @@ def _check_number(
         or abs(number) > _FLOAT32_MAX
         or (at_least is not None and number < at_least)
         or (above is not None and number <= above)
+        or (at_most is not None and number > at_most)
+        or (below is not None and number >= below)
     ):
         raise ShardcoreValueError(f"{rule}, got {value!r}")
     return number
@@ -175,6 +188,8 @@ def check_hyper_parameter(
     *,
     at_least: float | None = None,
     above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
 ) -> float:
     """Return a hyper-parameter as a float, or raise an error that names it.
 
@@ -186,6 +201,8 @@ def check_hyper_parameter(
         The name of the user's argument.
     at_least, above : float, optional
         The lowest value accepted, or the value it must exceed.
+    at_most, below : float, optional
+        The highest value accepted, or the value it must stay below.
 
     Returns
     -------
@@ -206,10 +223,10 @@ def check_hyper_parameter(
     Traceback (most recent call last):
     shardcore.errors.ShardcoreValueError: epsilon must be a number > 0, finite as float32, got 0
     """
-    bound = f" >= {at_least:g}" if at_least is not None else ""
-    bound += f" > {above:g}" if above is not None else ""
-    rule = f"{argument} must be a number{bound}, finite as float32"
-    return _check_number(value, rule, at_least, above)
+    limits = ((">=", at_least), (">", above), ("<=", at_most), ("<", below))
+    bounds = " and ".join(f"{sign} {limit:g}" for sign, limit in limits if limit is not None)
+    rule = f"{argument} must be a number{' ' * bool(bounds)}{bounds}, finite as float32"
+    return _check_number(value, rule, at_least, above, at_most, below)
 
 
 def check_learning_rate(value: object, argument: str = "learning_rate") -> LearningRate:
@@ -282,6 +299,24 @@ float32, got -0.5
     return _check_number(value(), rule, at_least=0)
 
 
+def _is_same(value: object, usual: object) -> bool:
+    """Tell whether a parameter is its default, for values that compare to a bool."""
+    return value is usual or (
+        type(value) is type(usual) and isinstance(value, int | float | str) and value == usual
+    )
+
+
+def _as_json(value: Any) -> Any:
+    """Return a parameter as JSON can hold it."""
+    if callable(value):
+        return {"callable": _callable_name(value)}
+    if isinstance(value, np.dtype):
+        return value.name
+    if isinstance(value, SlotSpec):
+        return {name: _as_json(held) for name, held in vars(value).items()}
+    return [_as_json(one) for one in value] if isinstance(value, tuple) else value
+
+
 def _callable_name(function: Callable[..., object]) -> str:
     """Return where a callable comes from, without its address in memory."""
     named = function if hasattr(function, "__qualname__") else type(function)
@@ -298,9 +333,10 @@ class SlotSpec:
         An identifier, unique within the optimizer, e.g. ``"accumulators"``.
     kind : {"element", "row"}
         A value per weight, or one value per row.
-    dtype : dtype, optional
-        The type it is stored in. None is the working dtype of the table: float64 for float64
-        tables, else float32. `Optimizer.update` gets and returns it in the working dtype always.
+    dtype : dtype or "table", optional
+        The type it is stored in, "table" being that of the table. None is the working dtype of the
+        table: float64 for float64 tables, else float32. `Optimizer.update` gets and returns it in
+        the working dtype always.
     fill : float, default 0.0
         The value it starts from.
 
@@ -332,7 +368,7 @@ class SlotSpec:
             raise ShardcoreValueError(
                 f"kind of slot {self.name!r} must be 'row' or 'element', got {self.kind!r}"
             )
-        if self.dtype is not None:
+        if not (self.dtype is None or (isinstance(self.dtype, str) and self.dtype == "table")):
             dtype = as_dtype(self.dtype, f"dtype of slot {self.name!r}")
             if dtype.kind != "f" and dtype.name != "bfloat16":
                 raise ShardcoreTypeError(
@@ -348,6 +384,8 @@ class SlotSpec:
 
     def storage_dtype(self, table_dtype: Any) -> np.dtype[Any]:
         """Return the dtype in which the slot of a table of `table_dtype` is stored."""
+        if isinstance(self.dtype, str):  # "table"
+            return as_dtype(table_dtype)
         if self.dtype is not None:
             return as_dtype(self.dtype)
         return working_dtype(as_dtype(table_dtype))
@@ -584,11 +622,15 @@ class Optimizer(ABC):
     name : str
         The name in checkpoints and listings; the class's own name unless it says otherwise.
     hyper_names : tuple of str
-        The fields whose values `update` gets in ``hyper``, in order.
+        The attributes, fields or properties, whose values `update` gets in ``hyper``, in order.
     slots : tuple of SlotSpec
         The state kept beside the rows, in order.
     lazy : bool
         True: only the rows that a batch touches are updated. False: all rows, each batch.
+    accumulate : bool
+        True: one update per row and batch, of the summed gradients. False: one per occurrence.
+    rounds_stochastically : bool
+        Whether rows of a short dtype are rounded by chance instead of to the nearest.
 
     Raises
     ------
@@ -623,10 +665,21 @@ class Optimizer(ABC):
         """Whether only the rows that a batch touches are updated."""
         return True
 
+    @property
+    def accumulate(self) -> bool:
+        """Whether the gradients of a row are summed before the update."""
+        return True
+
+    @property
+    def rounds_stochastically(self) -> bool:
+        """Whether rows of float16 and bfloat16 tables are rounded back by chance, without bias."""
+        return False
+
     def parameters(self) -> dict[str, Any]:
-        """Return the parameters as they were given, by name."""
+        """Return the parameters as they were given, by name; keyword-only ones come last."""
         fields = dataclasses.fields(self)  # type: ignore[arg-type]
-        return {field.name: getattr(self, field.name) for field in fields}
+        ordered = sorted(fields, key=lambda field: bool(field.kw_only))
+        return {field.name: getattr(self, field.name) for field in ordered}
 
     def hyper(self) -> tuple[float, ...]:
         """Return the present values of `hyper_names`; a callable learning rate is called, once.
@@ -711,10 +764,7 @@ class Optimizer(ABC):
         """
         return {
             "name": self.name,
-            **{
-                name: {"callable": _callable_name(value)} if callable(value) else value
-                for name, value in self.parameters().items()
-            },
+            **{name: _as_json(value) for name, value in self.parameters().items()},
         }
 
     def _key(self) -> tuple[object, ...]:
@@ -736,8 +786,12 @@ class Optimizer(ABC):
         return hash(self._key())
 
     def __repr__(self) -> str:
+        """Show the parameters; of the keyword-only ones those that are not at their default."""
+        fields = dataclasses.fields(self)  # type: ignore[arg-type]
+        usual = {field.name: field.default for field in fields if field.kw_only}
         shown = (
             f"{name}=<{_callable_name(value)}>" if callable(value) else f"{name}={value!r}"
             for name, value in self.parameters().items()
+            if name not in usual or not _is_same(value, usual[name])
         )
         return f"{type(self).__name__}({', '.join(shown)})"

@@ -93,10 +93,6 @@ def plan_tables(
                 f"use different tables named {name!r}"
             )
         first_place[name] = path
-        if config.quantization_config is not None:
-            raise ShardcoreValueError(
-                f"table {name!r}: quantization_config is not supported by this version"
-            )
         chosen = config.optimizer if config.optimizer is not None else optimizer
         if chosen is not None and not chosen.lazy:
             raise ShardcoreValueError(
@@ -116,6 +112,7 @@ def plan_tables(
             layout=config.layout,
             placement=config.placement,
             exchange=config.exchange,
+            quantization=config.quantization_config,
         )
         planned.append(PlannedTable(config, spec, config.name is not None, tuple(used_by)))
     _check_slot_names(planned)

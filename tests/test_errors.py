@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from shardcore_cpu.backend import CpuBackend
 from shardcore_sim.backend import SimBackend
 
 import shardcore as sc
@@ -109,6 +110,13 @@ class Restless(sc.Optimizer):
 BACKEND = SimBackend(hosts=2)
 
 
+class Forgetful(CpuBackend):
+    """Looks rows up in a way of its own, and does not round them."""
+
+    name = "forgetful"
+    quantizes = False
+
+
 @pytest.mark.parametrize(
     ("config", "options", "error", "message"),
     [
@@ -127,8 +135,8 @@ BACKEND = SimBackend(hosts=2)
              "optimizer must be an Optimizer or None, got 0.1"),
         case("pipeline type", leaf(), {"pipeline": 1}, ShardcoreTypeError,
              "pipeline must be a bool, got 1"),
-        case("pipeline", leaf(), {"pipeline": True}, ShardcoreValueError,
-             "pipeline=True is not supported by this version"),
+        case("check_gradients type", leaf(), {"check_gradients": None}, ShardcoreTypeError,
+             "check_gradients must be a bool, got None"),
         case("seed", leaf(), {"seed": 1.5}, ShardcoreTypeError,
              "seed must be an integer, got 1.5"),
         case("seed bool", leaf(), {"seed": True}, ShardcoreTypeError,
@@ -143,9 +151,9 @@ BACKEND = SimBackend(hosts=2)
              {"optimizer": sc.optimizers.Adagrad()}, ShardcoreValueError,
              "no table may be named 'a/accumulators': checkpoints call slot 'accumulators' of "
              "table 'a' so"),
-        case("quantization", leaf(name="q", quantization_config=QuantizationConfig(3, -1, 1)), {},
-             ShardcoreValueError,
-             "table 'q': quantization_config is not supported by this version"),
+        case("quantization", leaf(name="q", quantization_config=QuantizationConfig(3, -1, 1)),
+             {"backend": Forgetful()}, ShardcoreValueError,
+             "table 'q': backend 'forgetful' does not quantize the rows it looks up"),
         case("not lazy", leaf(name="q"), {"optimizer": Restless()}, ShardcoreValueError,
              "table 'q': optimizer Restless() moves rows that no batch touches (lazy=False), "
              "which is not supported by this version"),
@@ -176,24 +184,6 @@ BACKEND = SimBackend(hosts=2)
 )  # fmt: skip
 def test_construction(config, options, error, message):
     raises(lambda: sc.ShardedEmbedding(config, **options), error, message)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        case("placement", {"placement": "column"},
-             "table 'u': backend 'sim' places tables by row, got placement 'column'"),
-        case("exchange", {"exchange": "partial"},
-             "table 'u': backend 'sim' exchanges rows exactly, got exchange 'partial'"),
-    ],
-)  # fmt: skip
-def test_tables_that_sim_does_not_have(options, message):
-    backend = SimBackend(hosts=2)
-    config = [leaf(name="t"), leaf(name="u", **options)]
-    e = sc.ShardedEmbedding(config, backend=backend)
-    raises(e.build, ShardcoreValueError, message)
-    assert backend.specs == {}
-    assert "not built" in repr(e)
 
 
 def test_a_backend_serves_one_engine():

@@ -22,6 +22,7 @@ FLOORS = {
     "engine": (
         "row_store indexing scattering whole_array variable lookup feature_input table_plan "
         "embedding embedding_state embedding_config in_flight learning_rates pipeline checkpoint "
+        "gradient_input chosen_backend "
         "serving prepared_lookup parallel_variable"
     ),
     "doors": "__init__ cli info demo testing",

@@ -12,7 +12,7 @@ from shardcore.backend import Backend, TableBatch, TableSpec, TableUpdate
 from shardcore.batch import gradient_rows, sorted_rows
 from shardcore.dtypes import working_dtype
 from shardcore.initializers import Zeros
-from shardcore.store.occurrences import Occurrences
+from shardcore.store.occurrences import Occurrences, every_row
 from shardcore.store.table import StoreTable
 
 __all__ = ["CpuBackend"]
@@ -29,6 +29,7 @@ class CpuBackend(Backend):
     """
 
     name = "cpu"
+    quantizes = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,16 +70,19 @@ class CpuBackend(Backend):
         """Combine the rows of every bag; a training batch's rows are sorted on the way."""
         activations = []
         for batch in batches:
-            table = self._tables[batch.table]
-            activations.append(
-                [
-                    table.lookup(bags.ids, bags.row_splits, bags.weights, bags.divisors)
-                    for bags in batch.features
-                ]
-            )
+            activations.append(self._lookup_own(batch))
             if batch.training:
                 batch.route = self._sorted(batch, (True,) * len(batch.features))
         return activations
+
+    def _lookup_own(self, batch: TableBatch) -> list[NDArray[Any]]:
+        if self.specs[batch.table].quantization is not None:
+            return self._lookup_table(batch)  # copies of the rows are rounded before they are added
+        table = self._tables[batch.table]
+        return [
+            table.lookup(bags.ids, bags.row_splits, bags.weights, bags.divisors)
+            for bags in batch.features
+        ]
 
     def apply(self, updates: Sequence[TableUpdate]) -> None:
         """Update each touched row once, in one pass over the sorted rows."""
@@ -92,12 +96,18 @@ class CpuBackend(Backend):
                 if gradient is not None
             ]
             gradients = gradient_rows([bags for bags, _ in pairs], [grad for _, grad in pairs])
+            self.count_unique_rows(occurrences.rows.size)
+            spec = self.specs[batch.table]
+            if spec.optimizer is not None and not spec.optimizer.lazy:
+                occurrences = every_row(occurrences, spec.num_rows)
             self._tables[batch.table].apply(
-                occurrences, occurrences.rows, gradients, update.hyper, update.step
+                occurrences, occurrences.rows, gradients, update.hyper, update.step, spec.seed
             )
 
     def weight_dots(self, update: TableUpdate) -> list[NDArray[Any] | None]:
         """Return each occurrence's row times its bag's gradient, per feature with a gradient."""
+        if self.specs[update.batch.table].quantization is not None:
+            return super().weight_dots(update)
         table = self._tables[update.batch.table]
         return [
             None

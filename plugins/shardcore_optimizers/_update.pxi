@@ -1,24 +1,185 @@
 # The updates of all first-party optimizers, written once for both working types and compiled once
 # per instruction set (_update_baseline, _update_v3, _update_v4).
 #
-# Signature and duties: shardcore/optimizer.py. The order of operations is that of the pure NumPy
-# form of each optimizer, without contraction to fused multiply-add, so that results agree to the
-# last bit. `value` is the working type; hyper-parameters are rounded to it first, as NumPy does.
+# Signature and duties: shardcore/optimizer.py. The order of operations is that of the pure form of
+# each optimizer, without contraction to fused multiply-add, so that results agree to the last bit;
+# only powers other than roots come from the C library here and from the array library there.
+# `value` is the working type; hyper-parameters are combined in double and rounded to it, as the
+# pure forms do.
+#
+# What all of them do around their formula is here once: `gradient_at`, `weight_at`, `weight_of`, in
+# terms of `Steps`. `plain`, a literal wherever it is given, removes them where they have no effect.
 
 from cpython.pycapsule cimport PyCapsule_New
-from libc.math cimport sqrt, sqrtf
+from libc.math cimport pow, sqrt, sqrtf
 from libc.stdint cimport int64_t
 
 ctypedef fused value:
     float
     double
 
+cdef enum:
+    LANES = 8       # partial sums of a row, as in shardcore/_core/rows.pxi
+    CHUNK = 64      # columns squared at a time, a multiple of LANES
 
-cdef inline value _square_root(value x) noexcept nogil:
+cdef enum:   # the first places of hyper, as COMMON_HYPER in row_steps.py
+    RATE, CLIP_LOW, CLIP_HIGH, NORM, DECAY, WEIGHT_LOW, WEIGHT_HIGH, STEPS, OWN
+
+cdef enum:   # bits of hyper[STEPS], as in row_steps.py
+    CLIPS = 1
+    CLIPS_NORM = 2
+    DECAYS = 4
+    DECAYS_GRADIENT = 8
+    CLAMPS = 16
+    DECAY_TIMES_RATE = 32
+    DECAYS_IN_FORMULA = 64
+
+cdef struct Steps:      # what is done around a formula; where nothing is, it changes no bit
+    int configured
+    double low          # of a gradient
+    double high
+    double norm         # of a row of gradients
+    double keep         # what decoupled decay multiplies a weight by
+    double decay        # what coupled decay, or the formula, multiplies a weight by
+    double weight_low
+    double weight_high
+
+
+cdef inline Steps steps_of(const double *hyper) noexcept nogil:
+    cdef Steps steps
+    cdef int configured = <int> hyper[STEPS]
+    cdef double decay = hyper[DECAY]
+    if configured & DECAY_TIMES_RATE:
+        decay = decay * hyper[RATE]
+    steps.configured = configured
+    steps.low, steps.high, steps.norm = hyper[CLIP_LOW], hyper[CLIP_HIGH], hyper[NORM]
+    steps.weight_low, steps.weight_high = hyper[WEIGHT_LOW], hyper[WEIGHT_HIGH]
+    steps.keep = 1 - decay if configured & DECAYS else 1
+    steps.decay = decay if configured & (DECAYS_GRADIENT | DECAYS_IN_FORMULA) else 0
+    return steps
+
+
+# --- single numbers ---------------------------------------------------------------------------
+
+cdef inline value root(value x) noexcept nogil:
     if value is float:
         return sqrtf(x)
     else:
         return sqrt(x)
+
+
+cdef inline value power(value x, double exponent) noexcept nogil:
+    """Return x ** exponent; roots exactly."""
+    return root(x) if exponent == 0.5 else <value> pow(x, exponent)
+
+
+cdef inline value quotient(value x, value y) noexcept nogil:
+    """Return x / y, and 0 where y is 0: no step where nothing is known."""
+    cdef value ratio = x / y
+    return ratio if y != 0 else 0
+
+
+cdef inline value bounded(value x, value low, value high) noexcept nogil:
+    x = low if x < low else x
+    return high if x > high else x
+
+
+# --- rows -------------------------------------------------------------------------------------
+
+cdef inline void add_squares(value *lanes, const value *chunk, int64_t count) noexcept nogil:
+    """Add the squares of a chunk, which begins at a multiple of LANES, to the partial sums."""
+    cdef int64_t at = 0, lane
+    while at + LANES <= count:
+        for lane in range(LANES):
+            lanes[lane] += chunk[at + lane] * chunk[at + lane]
+        at += LANES
+    for lane in range(count - at):
+        lanes[lane] += chunk[at + lane] * chunk[at + lane]
+
+
+cdef inline value total_of(const value *lanes) noexcept nogil:
+    cdef value total = 0
+    cdef int64_t lane
+    for lane in range(LANES):
+        total += lanes[lane]
+    return total
+
+
+cdef inline void clear(value *lanes) noexcept nogil:
+    cdef int64_t lane
+    for lane in range(LANES):
+        lanes[lane] = 0
+
+
+cdef inline int64_t chunk_at(int64_t start, int64_t dim) noexcept nogil:
+    return CHUNK if dim - start > CHUNK else dim - start
+
+
+cdef inline value norm_factor(int64_t dim, const value *g, Steps steps) noexcept nogil:
+    """Return what a row's bounded gradient is multiplied by to have at most the norm allowed."""
+    cdef value lanes[LANES]
+    cdef value chunk[CHUNK]
+    cdef value norm
+    cdef int64_t start = 0, count, c
+    if not steps.configured & CLIPS_NORM:
+        return 1
+    clear(lanes)
+    while start < dim:
+        count = chunk_at(start, dim)
+        for c in range(count):
+            chunk[c] = bounded(g[start + c], <value> steps.low, <value> steps.high)
+        add_squares(lanes, chunk, count)
+        start += CHUNK
+    norm = root(total_of(lanes))
+    return <value> steps.norm / norm if norm > <value> steps.norm else 1
+
+
+cdef inline value gradient_at(value g, value w, value factor, Steps steps, bint plain) noexcept nogil:
+    """Return a gradient as the formula sees it: clipped, scaled to the norm, with coupled decay."""
+    if plain:
+        return g
+    g = bounded(g, <value> steps.low, <value> steps.high) * factor
+    return g + <value> steps.decay * w if steps.configured & DECAYS_GRADIENT else g
+
+
+cdef inline value weight_at(value w, Steps steps, bint plain) noexcept nogil:
+    """Return a weight as the formula sees it: decayed."""
+    return w if plain else w * <value> steps.keep
+
+
+cdef inline value weight_of(value w, Steps steps, bint plain) noexcept nogil:
+    """Return a weight as it is stored: clamped."""
+    return w if plain else bounded(w, <value> steps.weight_low, <value> steps.weight_high)
+
+
+cdef inline value sum_of_squares(
+    int64_t dim, const value *g, const value *w, value factor, Steps steps, bint plain
+) noexcept nogil:
+    """Return the sum of the squares of a row's gradients as the formula sees them."""
+    cdef value lanes[LANES]
+    cdef value chunk[CHUNK]
+    cdef int64_t start = 0, count, c
+    clear(lanes)
+    while start < dim:
+        count = chunk_at(start, dim)
+        for c in range(count):
+            chunk[c] = gradient_at(g[start + c], w[start + c], factor, steps, plain)
+        add_squares(lanes, chunk, count)
+        start += CHUNK
+    return total_of(lanes)
+
+
+# --- SGD --------------------------------------------------------------------------------------
+
+cdef inline void sgd_row(
+    int64_t dim, value *w, const value *g, value rate, Steps steps, bint plain
+) noexcept nogil:
+    cdef value factor = 1 if plain else norm_factor(dim, g, steps)
+    cdef value gradient
+    cdef int64_t c
+    for c in range(dim):
+        gradient = gradient_at(g[c], w[c], factor, steps, plain)
+        w[c] = weight_of(weight_at(w[c], steps, plain) - rate * gradient, steps, plain)
 
 
 cdef void _sgd(
@@ -26,37 +187,560 @@ cdef void _sgd(
     const int64_t *row_ids, const double *hyper, int64_t step,
 ) noexcept nogil:
     """w = w - rate * g."""
-    cdef value rate = <value> hyper[0]
-    cdef int64_t row, column
-    cdef const value *g
-    cdef value *w
+    cdef Steps steps = steps_of(hyper)
+    cdef value rate = <value> hyper[RATE]
+    cdef int64_t row
     for row in range(count):
-        w = rows[row]
-        g = gradients + row * dim
-        for column in range(dim):
-            w[column] = w[column] - rate * g[column]
+        if steps.configured:
+            sgd_row(dim, rows[row], gradients + row * dim, rate, steps, False)
+        else:
+            sgd_row(dim, rows[row], gradients + row * dim, rate, steps, True)
+
+
+cdef inline void momentum_row(
+    int64_t dim, value *w, value *m, const value *g, value rate, value momentum, bint nesterov,
+    Steps steps, bint plain
+) noexcept nogil:
+    cdef value factor = 1 if plain else norm_factor(dim, g, steps)
+    cdef value gradient, moved
+    cdef int64_t c
+    for c in range(dim):
+        gradient = gradient_at(g[c], w[c], factor, steps, plain)
+        m[c] = momentum * m[c] + gradient
+        moved = gradient + momentum * m[c] if nesterov else m[c]
+        w[c] = weight_of(weight_at(w[c], steps, plain) - rate * moved, steps, plain)
+
+
+cdef void _momentum_sgd(
+    int64_t count, int64_t dim, value **rows, value ***slots, const value *gradients,
+    const int64_t *row_ids, const double *hyper, int64_t step,
+) noexcept nogil:
+    """m = momentum * m + g; w = w - rate * (g + momentum * m if nesterov else m)."""
+    cdef Steps steps = steps_of(hyper)
+    cdef value rate = <value> hyper[RATE], momentum = <value> hyper[OWN]
+    cdef bint nesterov = hyper[OWN + 1] != 0
+    cdef int64_t row
+    for row in range(count):
+        if steps.configured:
+            momentum_row(dim, rows[row], slots[0][row], gradients + row * dim, rate, momentum,
+                         nesterov, steps, False)
+        else:
+            momentum_row(dim, rows[row], slots[0][row], gradients + row * dim, rate, momentum,
+                         nesterov, steps, True)
+
+
+# --- Adagrad ----------------------------------------------------------------------------------
+
+cdef inline void adagrad_row(
+    int64_t dim, value *w, value *a, const value *g, value rate, value epsilon, Steps steps,
+    bint plain
+) noexcept nogil:
+    cdef value factor = 1 if plain else norm_factor(dim, g, steps)
+    cdef value gradient, squares, moved
+    cdef int64_t c
+    for c in range(dim):
+        gradient = gradient_at(g[c], w[c], factor, steps, plain)
+        squares = a[c] + gradient * gradient
+        moved = quotient(rate * gradient, root(squares) + epsilon)
+        a[c] = squares
+        w[c] = weight_of(weight_at(w[c], steps, plain) - moved, steps, plain)
 
 
 cdef void _adagrad(
     int64_t count, int64_t dim, value **rows, value ***slots, const value *gradients,
     const int64_t *row_ids, const double *hyper, int64_t step,
 ) noexcept nogil:
-    """a = a + g * g; w = w - (rate * g) / sqrt(a), and w stays where a is 0."""
-    cdef value rate = <value> hyper[0]
-    cdef int64_t row, column
-    cdef const value *g
+    """a = a + g * g; w = w - (rate * g) / (sqrt(a) + epsilon)."""
+    cdef Steps steps = steps_of(hyper)
+    cdef value rate = <value> hyper[RATE], epsilon = <value> hyper[OWN]
+    cdef int64_t row
+    for row in range(count):
+        if steps.configured:
+            adagrad_row(dim, rows[row], slots[0][row], gradients + row * dim, rate, epsilon, steps,
+                        False)
+        else:
+            adagrad_row(dim, rows[row], slots[0][row], gradients + row * dim, rate, epsilon, steps,
+                        True)
+
+
+cdef inline value largest_square(
+    int64_t dim, const value *g, const value *w, value factor, Steps steps, bint plain
+) noexcept nogil:
+    """Return the largest of the squares of a row's gradients; NaN if one of them is."""
+    cdef value largest = 0, gradient, square
+    cdef int64_t c
+    for c in range(dim):
+        gradient = gradient_at(g[c], w[c], factor, steps, plain)
+        square = gradient * gradient
+        if square > largest or square != square:
+            largest = square
+    return largest
+
+
+cdef inline void rowwise_adagrad_row(
+    int64_t dim, value *w, value *a, const value *g, value rate, value epsilon, bint takes_max,
+    Steps steps, bint plain
+) noexcept nogil:
+    cdef value factor = 1 if plain else norm_factor(dim, g, steps)
+    cdef value seen, scale, gradient
+    cdef int64_t c
+    if takes_max:
+        seen = largest_square(dim, g, w, factor, steps, plain)
+    else:
+        seen = sum_of_squares(dim, g, w, factor, steps, plain) / <value> dim
+    a[0] = a[0] + seen
+    scale = quotient(rate, root(a[0]) + epsilon)
+    for c in range(dim):
+        gradient = gradient_at(g[c], w[c], factor, steps, plain)
+        w[c] = weight_of(weight_at(w[c], steps, plain) - scale * gradient, steps, plain)
+
+
+cdef void _rowwise_adagrad(
+    int64_t count, int64_t dim, value **rows, value ***slots, const value *gradients,
+    const int64_t *row_ids, const double *hyper, int64_t step,
+) noexcept nogil:
+    """a = a + mean or max of g * g; w = w - rate / (sqrt(a) + epsilon) * g; one a per row."""
+    cdef Steps steps = steps_of(hyper)
+    cdef value rate = <value> hyper[RATE], epsilon = <value> hyper[OWN]
+    cdef bint takes_max = hyper[OWN + 1] != 0
+    cdef int64_t row
+    for row in range(count):
+        if steps.configured:
+            rowwise_adagrad_row(dim, rows[row], slots[0][row], gradients + row * dim, rate, epsilon,
+                                takes_max, steps, False)
+        else:
+            rowwise_adagrad_row(dim, rows[row], slots[0][row], gradients + row * dim, rate, epsilon,
+                                takes_max, steps, True)
+
+
+cdef enum:          # what the accumulator is raised to
+    ANY_POWER, INVERSE, INVERSE_ROOT
+
+cdef struct AdagradMomentum:        # the numbers of one batch
+    double rate
+    double momentum
+    double exponent
+    double beta2
+    double share        # of the new square
+    double epsilon
+
+
+cdef inline void adagrad_momentum_row(
+    int64_t dim, value *w, value *a, value *m, const value *g, AdagradMomentum batch, bint nesterov,
+    int power_kind, Steps steps, bint plain
+) noexcept nogil:
+    cdef value factor = 1 if plain else norm_factor(dim, g, steps)
+    cdef value rate = <value> batch.rate, momentum = <value> batch.momentum
+    cdef value beta2 = <value> batch.beta2, share = <value> batch.share
+    cdef value epsilon = <value> batch.epsilon
+    cdef value gradient, squares, base, scaled, moved
+    cdef int64_t c
+    for c in range(dim):
+        gradient = gradient_at(g[c], w[c], factor, steps, plain)
+        squares = beta2 * a[c] + share * (gradient * gradient)
+        base = squares + epsilon
+        if power_kind == INVERSE_ROOT:
+            scaled = quotient(gradient, root(base))
+        elif power_kind == INVERSE:
+            scaled = quotient(gradient, base)
+        else:
+            scaled = gradient * <value> pow(base, -1 / batch.exponent) if base != 0 else 0
+        a[c] = squares
+        moved = momentum * m[c] + scaled
+        m[c] = moved
+        moved = momentum * moved + scaled if nesterov else moved
+        w[c] = weight_of(weight_at(w[c], steps, plain) - rate * moved, steps, plain)
+
+
+cdef void _adagrad_momentum(
+    int64_t count, int64_t dim, value **rows, value ***slots, const value *gradients,
+    const int64_t *row_ids, const double *hyper, int64_t step,
+) noexcept nogil:
+    """a = beta2 * a + (1 - beta2) * g * g, or a + g * g where beta2 is 1;
+    s = g * (a + epsilon) ** (-1 / exponent); m = momentum * m + s;
+    w = w - rate * (momentum * m + s if nesterov else m)."""
+    cdef Steps steps = steps_of(hyper)
+    cdef AdagradMomentum batch
+    cdef bint nesterov = hyper[OWN + 1] != 0
     cdef value *w
     cdef value *a
-    cdef value squares, moved
+    cdef value *m
+    cdef const value *g
+    cdef int64_t row
+    batch.rate, batch.momentum, batch.exponent = hyper[RATE], hyper[OWN], hyper[OWN + 2]
+    batch.beta2, batch.epsilon = hyper[OWN + 3], hyper[OWN + 4]
+    batch.share = 1 - batch.beta2 if batch.beta2 != 1 else 1
     for row in range(count):
-        w = rows[row]
-        a = slots[0][row]
+        w, a, m, g = rows[row], slots[0][row], slots[1][row], gradients + row * dim
+        if batch.exponent == 1:
+            adagrad_momentum_row(dim, w, a, m, g, batch, nesterov, INVERSE, steps, False)
+        elif batch.exponent != 2:
+            adagrad_momentum_row(dim, w, a, m, g, batch, nesterov, ANY_POWER, steps, False)
+        elif steps.configured:
+            adagrad_momentum_row(dim, w, a, m, g, batch, nesterov, INVERSE_ROOT, steps, False)
+        else:
+            adagrad_momentum_row(dim, w, a, m, g, batch, nesterov, INVERSE_ROOT, steps, True)
+
+
+# --- FTRL -------------------------------------------------------------------------------------
+
+cdef struct Ftrl:       # the numbers of one batch
+    double exponent
+    double rate
+    double l1           # times the rate where the linear terms are
+    double l2           # twice, and times the rate where the linear terms are
+    double beta
+
+
+cdef inline void ftrl_row(
+    int64_t dim, value *w, value *a, value *l, const value *g, Ftrl batch, bint multiplied,
+    bint rooted, Steps steps, bint plain
+) noexcept nogil:
+    cdef value factor = 1 if plain else norm_factor(dim, g, steps)
+    cdef value rate = <value> batch.rate, l1 = <value> batch.l1, l2 = <value> batch.l2
+    cdef value beta = <value> batch.beta
+    cdef value gradient, weight, squares, after, shift, linear, above, below, fresh
+    cdef int64_t c
+    for c in range(dim):
+        gradient = gradient_at(g[c], w[c], factor, steps, plain)
+        weight = weight_at(w[c], steps, plain)
+        squares = a[c] + gradient * gradient
+        if rooted:
+            after = root(squares)
+            shift = after - root(a[c])
+        else:
+            after = power(squares, batch.exponent)
+            shift = after - power(a[c], batch.exponent)
+        if multiplied:
+            linear = l[c] + (rate * gradient - shift * weight)
+            below = (after + l2) + beta
+        else:
+            linear = l[c] + (gradient - (shift * weight) / rate)
+            below = (after + beta) / rate + l2
+        above = bounded(linear, -l1, l1) - linear
+        fresh = above / below
+        weight = fresh if below != 0 else weight
+        a[c] = squares
+        l[c] = linear
+        w[c] = weight_of(weight, steps, plain)
+
+
+cdef inline void still_row(int64_t dim, value *w, Steps steps) noexcept nogil:
+    """Do what is done around a formula that moves nothing."""
+    cdef int64_t c
+    for c in range(dim):
+        w[c] = weight_of(weight_at(w[c], steps, False), steps, False)
+
+
+cdef void _ftrl(
+    int64_t count, int64_t dim, value **rows, value ***slots, const value *gradients,
+    const int64_t *row_ids, const double *hyper, int64_t step,
+) noexcept nogil:
+    """b = a + g * g; s = b ** p - a ** p; a = b; then, not multiplied by the rate:
+    l = l + (g - s * w / rate); w = (clamp(l, -l1, l1) - l) / ((b ** p + beta) / rate + 2 * l2);
+    multiplied by it: l = l + (rate * g - s * w);
+    w = (clamp(l, -rate * l1, rate * l1) - l) / ((b ** p + 2 * rate * l2) + beta).
+    Where the divisor is 0, or would be divided by a rate of 0, w stays."""
+    cdef Steps steps = steps_of(hyper)
+    cdef Ftrl batch
+    cdef bint multiplied = hyper[OWN + 4] != 0
+    cdef bint rooted = hyper[OWN] == 0.5
+    cdef value *w
+    cdef value *a
+    cdef value *l
+    cdef const value *g
+    cdef int64_t row
+    batch.exponent, batch.rate, batch.beta = hyper[OWN], hyper[RATE], hyper[OWN + 3]
+    batch.l1 = batch.rate * hyper[OWN + 1] if multiplied else hyper[OWN + 1]
+    batch.l2 = 2 * batch.rate * hyper[OWN + 2] if multiplied else 2 * hyper[OWN + 2]
+    for row in range(count):
+        w, a, l, g = rows[row], slots[0][row], slots[1][row], gradients + row * dim
+        if batch.rate == 0 and not multiplied:
+            still_row(dim, w, steps)
+        elif not rooted:
+            ftrl_row(dim, w, a, l, g, batch, multiplied, False, steps, False)
+        elif multiplied:
+            ftrl_row(dim, w, a, l, g, batch, True, True, steps, False)
+        elif steps.configured:
+            ftrl_row(dim, w, a, l, g, batch, False, True, steps, False)
+        else:
+            ftrl_row(dim, w, a, l, g, batch, False, True, steps, True)
+
+
+# --- Adam and its kin -------------------------------------------------------------------------
+
+cdef enum:      # the places of hyper that Adam, RowwiseAdam and LAMB share
+    BETA_1 = 8          # OWN
+    BETA_2
+    EPSILON
+    INSIDE              # whether epsilon ** 2 goes under the root
+    CORRECTION          # of the bias: 0 none, 1 by the step, 2 by the row's own powers
+
+cdef struct Moments:    # what those numbers become for one batch
+    double share_1      # 1 - beta_1
+    double share_2
+    double inner        # added under the root
+    double outer        # added to the root
+    double first        # what the rate is divided by
+    double second       # what the second moment is multiplied by
+
+
+cdef inline Moments moments_of(const double *hyper, int64_t step) noexcept nogil:
+    cdef Moments moments
+    moments.share_1, moments.share_2 = 1 - hyper[BETA_1], 1 - hyper[BETA_2]
+    moments.inner = hyper[EPSILON] * hyper[EPSILON] if hyper[INSIDE] != 0 else 0
+    moments.outer = 0 if hyper[INSIDE] != 0 else hyper[EPSILON]
+    moments.first, moments.second = 1, 1
+    if hyper[CORRECTION] == 1:
+        moments.first = 1 - pow(hyper[BETA_1], <double> step)
+        moments.second = 1 / (1 - pow(hyper[BETA_2], <double> step))
+    return moments
+
+
+cdef inline value first_of(
+    value **powers, int64_t row, value beta, double corrected
+) noexcept nogil:
+    """Return the divisor of the first moment: by the step, or by the row's own power of beta."""
+    if powers == NULL:
+        return <value> corrected
+    powers[row][0] = beta * powers[row][0]
+    return 1 - powers[row][0]
+
+
+cdef inline value second_of(
+    value **powers, int64_t row, value beta, double corrected
+) noexcept nogil:
+    """Return the factor of the second moment."""
+    cdef value one = 1
+    if powers == NULL:
+        return <value> corrected
+    powers[row][0] = beta * powers[row][0]
+    return one / (1 - powers[row][0])
+
+
+cdef inline void adam_row(
+    int64_t dim, value *w, value *m, value *v, const value *g, value rate, value beta_1,
+    value beta_2, value second, Moments moments, Steps steps, bint plain
+) noexcept nogil:
+    cdef value factor = 1 if plain else norm_factor(dim, g, steps)
+    cdef value share_1 = <value> moments.share_1, share_2 = <value> moments.share_2
+    cdef value inner = <value> moments.inner, outer = <value> moments.outer
+    cdef value gradient, below
+    cdef int64_t c
+    for c in range(dim):
+        gradient = gradient_at(g[c], w[c], factor, steps, plain)
+        m[c] = beta_1 * m[c] + share_1 * gradient
+        v[c] = beta_2 * v[c] + share_2 * (gradient * gradient)
+        below = root(v[c] * second + inner) + outer
+        w[c] = weight_of(weight_at(w[c], steps, plain) - quotient(rate * m[c], below), steps, plain)
+
+
+cdef void _adam(
+    int64_t count, int64_t dim, value **rows, value ***slots, const value *gradients,
+    const int64_t *row_ids, const double *hyper, int64_t step,
+) noexcept nogil:
+    """m = beta_1 * m + (1 - beta_1) * g; v = beta_2 * v + (1 - beta_2) * g * g;
+    w = w - rate / c1 * m / (sqrt(v / c2 + epsilon ** 2), or sqrt(v / c2) + epsilon)."""
+    cdef Steps steps = steps_of(hyper)
+    cdef Moments moments = moments_of(hyper, step)
+    cdef value beta_1 = <value> hyper[BETA_1], beta_2 = <value> hyper[BETA_2]
+    cdef value **powers_1 = slots[2] if hyper[CORRECTION] == 2 else NULL
+    cdef value **powers_2 = slots[3] if hyper[CORRECTION] == 2 else NULL
+    cdef value rate, second
+    cdef int64_t row
+    for row in range(count):
+        rate = <value> hyper[RATE] / first_of(powers_1, row, beta_1, moments.first)
+        second = second_of(powers_2, row, beta_2, moments.second)
+        if steps.configured:
+            adam_row(dim, rows[row], slots[0][row], slots[1][row], gradients + row * dim, rate,
+                     beta_1, beta_2, second, moments, steps, False)
+        else:
+            adam_row(dim, rows[row], slots[0][row], slots[1][row], gradients + row * dim, rate,
+                     beta_1, beta_2, second, moments, steps, True)
+
+
+cdef void _rowwise_adam(
+    int64_t count, int64_t dim, value **rows, value ***slots, const value *gradients,
+    const int64_t *row_ids, const double *hyper, int64_t step,
+) noexcept nogil:
+    """Adam with one v per row, of the mean of g * g."""
+    cdef Steps steps = steps_of(hyper)
+    cdef Moments moments = moments_of(hyper, step)
+    cdef value beta_1 = <value> hyper[BETA_1], beta_2 = <value> hyper[BETA_2]
+    cdef value share_1 = <value> moments.share_1, share_2 = <value> moments.share_2
+    cdef value **powers_1 = slots[2] if hyper[CORRECTION] == 2 else NULL
+    cdef value **powers_2 = slots[3] if hyper[CORRECTION] == 2 else NULL
+    cdef bint plain = steps.configured == 0
+    cdef value rate, second, factor, gradient, seen, below
+    cdef const value *g
+    cdef value *w
+    cdef value *m
+    cdef value *v
+    cdef int64_t row, c
+    for row in range(count):
+        w, m, v, g = rows[row], slots[0][row], slots[1][row], gradients + row * dim
+        rate = <value> hyper[RATE] / first_of(powers_1, row, beta_1, moments.first)
+        second = second_of(powers_2, row, beta_2, moments.second)
+        factor = norm_factor(dim, g, steps)
+        seen = sum_of_squares(dim, g, w, factor, steps, plain) / <value> dim
+        v[0] = beta_2 * v[0] + share_2 * seen
+        below = root(v[0] * second + <value> moments.inner) + <value> moments.outer
+        for c in range(dim):
+            gradient = gradient_at(g[c], w[c], factor, steps, plain)
+            m[c] = beta_1 * m[c] + share_1 * gradient
+            w[c] = weight_of(weight_at(w[c], steps, plain) - quotient(rate * m[c], below), steps,
+                             plain)
+
+
+cdef inline value trust_ratio(value weights, value steps) noexcept nogil:
+    """Return the ratio of two norms, and 1 where one of them is 0."""
+    return weights / steps if weights > 0 and steps > 0 else 1
+
+
+cdef inline value lamb_step(
+    value m, value v, value w, value first, value second, value decay, Moments moments
+) noexcept nogil:
+    """Return the direction of LAMB: Adam's, and the decay of the weight."""
+    cdef value below = root(v * second + <value> moments.inner) + <value> moments.outer
+    return quotient(m / first, below) + decay * w
+
+
+cdef void _lamb(
+    int64_t count, int64_t dim, value **rows, value ***slots, const value *gradients,
+    const int64_t *row_ids, const double *hyper, int64_t step,
+) noexcept nogil:
+    """m and v as Adam's; r = (m / c1) / (sqrt(v / c2) + epsilon) + decay * w;
+    w = w - rate * |w| / |r| * r, norms of a row."""
+    cdef Steps steps = steps_of(hyper)
+    cdef Moments moments = moments_of(hyper, step)
+    cdef value beta_1 = <value> hyper[BETA_1], beta_2 = <value> hyper[BETA_2]
+    cdef value share_1 = <value> moments.share_1, share_2 = <value> moments.share_2
+    cdef value decay = <value> (steps.decay if steps.configured & DECAYS_IN_FORMULA else 0)
+    cdef value **powers_1 = slots[2] if hyper[CORRECTION] == 2 else NULL
+    cdef value **powers_2 = slots[3] if hyper[CORRECTION] == 2 else NULL
+    cdef bint plain = steps.configured == 0
+    cdef value of_weights[LANES]
+    cdef value of_steps[LANES]
+    cdef value weights[CHUNK]
+    cdef value moved[CHUNK]
+    cdef value first, second, factor, gradient, rate, weight
+    cdef const value *g
+    cdef value *w
+    cdef value *m
+    cdef value *v
+    cdef int64_t row, start, size, c
+    for row in range(count):
+        w, m, v, g = rows[row], slots[0][row], slots[1][row], gradients + row * dim
+        first = first_of(powers_1, row, beta_1, moments.first)
+        second = second_of(powers_2, row, beta_2, moments.second)
+        factor = norm_factor(dim, g, steps)
+        clear(of_weights)
+        clear(of_steps)
+        start = 0
+        while start < dim:
+            size = chunk_at(start, dim)
+            for c in range(size):
+                gradient = gradient_at(g[start + c], w[start + c], factor, steps, plain)
+                m[start + c] = beta_1 * m[start + c] + share_1 * gradient
+                v[start + c] = beta_2 * v[start + c] + share_2 * (gradient * gradient)
+                weights[c] = weight_at(w[start + c], steps, plain)
+                moved[c] = lamb_step(m[start + c], v[start + c], weights[c], first, second, decay,
+                                     moments)
+            add_squares(of_weights, weights, size)
+            add_squares(of_steps, moved, size)
+            start += CHUNK
+        rate = <value> hyper[RATE] * trust_ratio(root(total_of(of_weights)),
+                                                 root(total_of(of_steps)))
+        for c in range(dim):
+            weight = weight_at(w[c], steps, plain)
+            gradient = lamb_step(m[c], v[c], weight, first, second, decay, moments)
+            w[c] = weight_of(weight - rate * gradient, steps, plain)
+
+
+# --- LARS, RMSProp ----------------------------------------------------------------------------
+
+cdef void _lars(
+    int64_t count, int64_t dim, value **rows, value ***slots, const value *gradients,
+    const int64_t *row_ids, const double *hyper, int64_t step,
+) noexcept nogil:
+    """local = rate * (trust * |w|) / ((|g| + decay * |w|) + epsilon), norms of a row;
+    m = momentum * m + local * (g + decay * w); w = w - m."""
+    cdef Steps steps = steps_of(hyper)
+    cdef value momentum = <value> hyper[OWN], trust = <value> hyper[OWN + 1]
+    cdef value epsilon = <value> hyper[OWN + 2]
+    cdef value decay = <value> (steps.decay if steps.configured & DECAYS_IN_FORMULA else 0)
+    cdef bint plain = steps.configured == 0
+    cdef value of_weights[LANES]
+    cdef value weights[CHUNK]
+    cdef value factor, gradient, of_gradients, local, weight, norm
+    cdef const value *g
+    cdef value *w
+    cdef value *m
+    cdef int64_t row, start, size, c
+    for row in range(count):
+        w, m, g = rows[row], slots[0][row], gradients + row * dim
+        factor = norm_factor(dim, g, steps)
+        clear(of_weights)
+        start = 0
+        while start < dim:
+            size = chunk_at(start, dim)
+            for c in range(size):
+                weights[c] = weight_at(w[start + c], steps, plain)
+            add_squares(of_weights, weights, size)
+            start += CHUNK
+        norm = root(total_of(of_weights))
+        of_gradients = root(sum_of_squares(dim, g, w, factor, steps, plain))
+        local = <value> hyper[RATE] * trust_ratio(trust * norm,
+                                                  (of_gradients + decay * norm) + epsilon)
+        for c in range(dim):
+            gradient = gradient_at(g[c], w[c], factor, steps, plain)
+            weight = weight_at(w[c], steps, plain)
+            m[c] = momentum * m[c] + local * (gradient + decay * weight)
+            w[c] = weight_of(weight - m[c], steps, plain)
+
+
+cdef inline void rmsprop_row(
+    int64_t dim, value *w, value *v, value *m, const value *g, value rate, value rho, value share,
+    value momentum, value inner, value outer, bint remembers, Steps steps, bint plain
+) noexcept nogil:
+    cdef value factor = 1 if plain else norm_factor(dim, g, steps)
+    cdef value gradient, squares, moved
+    cdef int64_t c
+    for c in range(dim):
+        gradient = gradient_at(g[c], w[c], factor, steps, plain)
+        squares = rho * v[c] + share * (gradient * gradient)
+        moved = quotient(gradient, root(squares + inner) + outer)
+        v[c] = squares
+        if remembers:
+            moved = momentum * m[c] + moved
+            m[c] = moved
+        w[c] = weight_of(weight_at(w[c], steps, plain) - rate * moved, steps, plain)
+
+
+cdef void _rmsprop(
+    int64_t count, int64_t dim, value **rows, value ***slots, const value *gradients,
+    const int64_t *row_ids, const double *hyper, int64_t step,
+) noexcept nogil:
+    """v = rho * v + (1 - rho) * g * g; s = g / (sqrt(v) + epsilon), or epsilon ** 2 under the root;
+    without momentum w = w - rate * s, else m = momentum * m + s; w = w - rate * m."""
+    cdef Steps steps = steps_of(hyper)
+    cdef value rate = <value> hyper[RATE], rho = <value> hyper[OWN]
+    cdef value share = <value> (1 - hyper[OWN]), momentum = <value> hyper[OWN + 1]
+    cdef value inner = <value> (hyper[OWN + 2] * hyper[OWN + 2] if hyper[OWN + 3] != 0 else 0)
+    cdef value outer = <value> (0 if hyper[OWN + 3] != 0 else hyper[OWN + 2])
+    cdef const value *g
+    cdef int64_t row
+    for row in range(count):
         g = gradients + row * dim
-        for column in range(dim):
-            squares = a[column] + g[column] * g[column]
-            moved = (rate * g[column]) / _square_root(squares)
-            a[column] = squares
-            w[column] = w[column] - (moved if squares != 0 else 0)
+        if hyper[OWN + 1] != 0:
+            rmsprop_row(dim, rows[row], slots[0][row], slots[1][row], g, rate, rho, share, momentum,
+                        inner, outer, True, steps, False)
+        elif steps.configured:
+            rmsprop_row(dim, rows[row], slots[0][row], NULL, g, rate, rho, share, momentum, inner,
+                        outer, False, steps, False)
+        else:
+            rmsprop_row(dim, rows[row], slots[0][row], NULL, g, rate, rho, share, momentum, inner,
+                        outer, False, steps, True)
 
 
 cdef dict _capsules(void *of_float32, void *of_float64):
@@ -68,4 +752,13 @@ cdef dict _capsules(void *of_float32, void *of_float64):
 
 
 sgd = _capsules(<void *> _sgd[float], <void *> _sgd[double])
+momentum_sgd = _capsules(<void *> _momentum_sgd[float], <void *> _momentum_sgd[double])
 adagrad = _capsules(<void *> _adagrad[float], <void *> _adagrad[double])
+rowwise_adagrad = _capsules(<void *> _rowwise_adagrad[float], <void *> _rowwise_adagrad[double])
+adagrad_momentum = _capsules(<void *> _adagrad_momentum[float], <void *> _adagrad_momentum[double])
+ftrl = _capsules(<void *> _ftrl[float], <void *> _ftrl[double])
+adam = _capsules(<void *> _adam[float], <void *> _adam[double])
+rowwise_adam = _capsules(<void *> _rowwise_adam[float], <void *> _rowwise_adam[double])
+lamb = _capsules(<void *> _lamb[float], <void *> _lamb[double])
+lars = _capsules(<void *> _lars[float], <void *> _lars[double])
+rmsprop = _capsules(<void *> _rmsprop[float], <void *> _rmsprop[double])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from shardcore.dtypes import as_dtype, working_dtype
 from shardcore.optimizer import UpdateFunction
@@ -10,7 +10,7 @@ from shardcore.optimizer import UpdateFunction
 __all__ = ["compiled_update"]
 
 
-def compiled_update(formula: Literal["sgd", "adagrad"], table_dtype: Any) -> UpdateFunction:
+def compiled_update(formula: str, table_dtype: Any) -> UpdateFunction:
     """Return the compiled update of a formula for tables of `table_dtype`."""
     # Here, not above: only tables that train on a CPU need the compiled modules.
     from shardcore.store.instruction_set import best_module

@@ -3,66 +3,100 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
-from shardcore.optimizer import LearningRate, Optimizer, UpdateFunction, check_learning_rate
-from shardcore_optimizers.kernels import compiled_update
+from shardcore.errors import ShardcoreValueError
+from shardcore.optimizer import LearningRate, SlotSpec
+from shardcore_optimizers.row_steps import COMMON_HYPER, FROM_PRESET, FormulaSteps, flag, number
 
 __all__ = ["SGD"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SGD(Optimizer):
-    """Stochastic gradient descent: ``w -= learning_rate * g``.
+class SGD(FormulaSteps):
+    """Stochastic gradient descent, with momentum where asked.
 
-    Here g is the gradient of a row, summed over all its occurrences in the batch. No slots.
+    For each weight w with summed gradient g and rate η::
+
+        w -= η·g                                 momentum = 0, no slots
+        m = momentum·m + g;  w -= η·m            momentum > 0, slot ``momenta``
+        m = momentum·m + g;  w -= η·(g + momentum·m)     with ``nesterov``
 
     Parameters
     ----------
-    learning_rate : float or callable, default 0.01
-        A number >= 0, or a callable without arguments, asked once per batch.
+    learning_rate : float or callable
+        η >= 0, or a callable without arguments, asked once per batch. Presets: tf 0.01, fbgemm
+        0.01, tpu 0.001.
+    momentum : float, default 0
+        In [0, 1).
+    nesterov : bool, default False
+        Look one step ahead along the momentum, which must be above 0.
+    **common
+        Clipping, weight decay, rounding, ``preset``: see `RowSteps`.
 
     Raises
     ------
     ShardcoreTypeError, ShardcoreValueError
-        If the learning rate is neither.
+        If an argument breaks its rule, or contradicts another one.
 
     Notes
     -----
-    As TensorFlow's ``tf.tpu.experimental.embedding.SGD``.
+    Without momentum as TensorFlow's ``tf.tpu.experimental.embedding.SGD``; momentum as in
+    Sutskever, Martens, Dahl, Hinton, "On the importance of initialization and momentum in deep
+    learning", ICML 2013, in the form of PyTorch's ``torch.optim.SGD``. Lazy: the momentum of a row
+    rests while no batch touches the row.
 
     Examples
     --------
     >>> import numpy as np
-    >>> optimizer = SGD(learning_rate=0.5)
+    >>> optimizer = SGD(learning_rate=0.5, weight_decay_factor=0.1, clipvalue=1.5)
     >>> rows, slots = optimizer.update(
     ...     grad=np.array([[1.0, 2.0]]), rows=np.array([[1.0, 1.0]]), slots={},
     ...     hyper=optimizer.hyper(), step=1, row_ids=np.array([7]),
     ... )
     >>> rows
-    array([[0.5, 0. ]])
+    array([[0.4 , 0.15]])
     """
 
-    learning_rate: LearningRate = 0.01
+    learning_rate: LearningRate = FROM_PRESET
+    _: KW_ONLY
+    momentum: float = 0.0
+    nesterov: bool = False
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "learning_rate", check_learning_rate(self.learning_rate))
+    hyper_names = (*COMMON_HYPER, "momentum", "nesterov")
+    rules = {"momentum": number(at_least=0, below=1), "nesterov": flag}  # noqa: RUF012
+    defaults = {  # noqa: RUF012
+        "tf": {"learning_rate": 0.01},
+        "tpu": {"learning_rate": 0.001},
+    }
 
-    def update(
+    def _check_together(self) -> None:
+        if self.nesterov and not self.momentum:
+            raise ShardcoreValueError("nesterov must be False without momentum, got momentum 0")
+
+    @property
+    def slots(self) -> tuple[SlotSpec, ...]:
+        """``momenta``, a value per weight, where there is momentum."""
+        return (self._slot("momenta", "element"),) if self.momentum else ()
+
+    @property
+    def compiled_formula(self) -> str:
+        """The name of the formula in _update.pxi."""
+        return "momentum_sgd" if self.momentum else "sgd"
+
+    def formula(
         self,
+        xp: Any,
         grad: Any,
         rows: Any,
         slots: Mapping[str, Any],
-        hyper: Sequence[float],
-        step: int,
-        row_ids: Any,
+        hyper: Sequence[Any],
+        step: Any,
     ) -> tuple[Any, Mapping[str, Any]]:
-        """Return ``rows - learning_rate * grad``."""
-        del step, row_ids
-        (learning_rate,) = hyper
-        return rows - learning_rate * grad, slots
-
-    def compiled(self, dtype: Any) -> UpdateFunction | None:
-        """Return the compiled update, equal to `update` to the last bit."""
-        return compiled_update("sgd", dtype)
+        """Return the new rows and momenta."""
+        if not self.momentum:
+            return rows - hyper[0] * grad, slots
+        momenta = self.momentum * slots["momenta"] + grad
+        moved = grad + self.momentum * momenta if self.nesterov else momenta
+        return rows - hyper[0] * moved, {"momenta": momenta}

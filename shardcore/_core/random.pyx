@@ -24,29 +24,16 @@ from libc.stdint cimport int64_t, uint64_t
 
 from types cimport value_t
 
+include "counter.pxi"
+
 cdef enum Distribution:
     UNIFORM
     NORMAL
     TRUNCATED_NORMAL
 
-cdef uint64_t INCREMENT = 0x9E3779B97F4A7C15ULL
 cdef double STEP = 1.0 / 9007199254740992.0  # 2**-53
 # Phi(2) - Phi(-2): the share of a normal distribution within two standard deviations
 cdef double WITHIN_TWO = 0.9544997361036416
-
-
-cdef inline uint64_t mix(uint64_t z) noexcept nogil:
-    z = (z ^ (z >> 30)) * <uint64_t>0xBF58476D1CE4E5B9ULL
-    z = (z ^ (z >> 27)) * <uint64_t>0x94D049BB133111EBULL
-    return z ^ (z >> 31)
-
-
-cdef inline uint64_t row_start(uint64_t key, int64_t row) noexcept nogil:
-    return mix(key + (2 * <uint64_t>row + 1) * INCREMENT)
-
-
-cdef inline uint64_t row_step(uint64_t key, int64_t row) noexcept nogil:
-    return mix(key + (2 * <uint64_t>row + 2) * INCREMENT) | 1
 
 
 cdef inline double centred(uint64_t bits) noexcept nogil:

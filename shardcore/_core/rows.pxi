@@ -12,10 +12,12 @@ A table comes as its bytes, (r, row bytes), with its `kind`: the fused types of 
 between views of two one-field structs, so each `def` makes that choice once, by hand.
 """
 
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from types cimport float32_t, float64_t, index_t, value_t
+
+include "counter.pxi"
 
 cdef extern from "scalars.h" nogil:
     ctypedef struct half_t "sc_half":
@@ -26,6 +28,8 @@ cdef extern from "scalars.h" nogil:
     half_t sc_to_half(float value)
     float sc_from_bfloat(bfloat_t value)
     bfloat_t sc_to_bfloat(float value)
+    half_t sc_to_half_by_chance(float value, uint32_t chance)
+    bfloat_t sc_to_bfloat_by_chance(float value, uint32_t chance)
     void prefetch_read "SC_PREFETCH_READ"(const void* address)
     void prefetch_write "SC_PREFETCH_WRITE"(const void* address)
 
@@ -73,6 +77,16 @@ cdef inline void store(row_t* cell, value_t value) noexcept nogil:
         cell[0] = sc_to_half(<float>value)
     elif row_t is bfloat_t:
         cell[0] = sc_to_bfloat(<float>value)
+    else:
+        cell[0] = <row_t>value
+
+
+cdef inline void store_by_chance(row_t* cell, value_t value, uint64_t bits) noexcept nogil:
+    """Round a number to one of its two neighbours, by the upper 32 of random bits."""
+    if row_t is half_t:
+        cell[0] = sc_to_half_by_chance(<float>value, <uint32_t>(bits >> 32))
+    elif row_t is bfloat_t:
+        cell[0] = sc_to_bfloat_by_chance(<float>value, <uint32_t>(bits >> 32))
     else:
         cell[0] = <row_t>value
 
@@ -226,14 +240,18 @@ def accumulate(const value_t[:, ::1] gradients__gd, const int32_t[::1] sources__
     `block__d` is scratch of d values. O(n·d).
     """
     cdef const value_t* gains = NULL
+    cdef const int32_t* sources = NULL
+    cdef const value_t* gradients = NULL
     cdef Py_ssize_t rows = out__ud.shape[0], dim = out__ud.shape[1], u
     if rows == 0 or dim == 0:
         return
     if gains__n is not None and gains__n.shape[0]:
         gains = &gains__n[0]
+    if sources__n.shape[0] and gradients__gd.shape[0]:
+        sources, gradients = &sources__n[0], &gradients__gd[0, 0]
     with nogil:
         for u in range(rows):
-            sum_run(&gradients__gd[0, 0], dim, &sources__n[0], run_splits[u], run_splits[u + 1],
+            sum_run(gradients, dim, sources, run_splits[u], run_splits[u + 1],
                     run_splits[rows], gains, &block__d[0], &out__ud[u, 0])
 
 
@@ -424,23 +442,32 @@ cdef struct Target:             # what one call of `update` works on, in plain m
     update_t function
     const double* hyper
     int64_t step
+    bint by_occurrence          # one call per occurrence of a row, instead of one for their sum
+    bint by_chance              # how short rows are rounded back
+    uint64_t key                # of the random bits of this table and step
 
 
 def update(uint8_t[:, ::1] table__rd, int kind, const int64_t[::1] unique__u, const int64_t[::1] row_ids__u,
            const int64_t[::1] run_splits, const int32_t[::1] sources__n,
            const value_t[::1] gains__n, const value_t[:, ::1] gradients__gd,
            const int64_t[::1] slot_addresses, const int64_t[::1] slot_bytes, uint64_t function,
-           const double[::1] hyper, int64_t step, value_t[:, ::1] scratch, int64_t[::1] pointers):
+           const double[::1] hyper, int64_t step, bint by_occurrence, bint by_chance, uint64_t seed,
+           value_t[:, ::1] scratch, int64_t[::1] pointers):
     """Sum the gradients of each unique row and hand them, 32 rows at a time, to the optimizer.
 
     Rows `unique__u` (u,) of `table__rd` are distinct and ascending; run u of `sources__n` and
-    `gains__n` (or None) is [run_splits[u], run_splits[u + 1]), summed as `accumulate` does.
-    `function` is the address of an optimizer's C function (see `shardcore.optimizer`), called with
-    pointers into the table and the slots; short rows are widened to float32 for it and rounded
-    back. `scratch` is (65, d); `pointers` holds at least 32 * (1 + s) + s, s slots. O(n·d).
+    `gains__n` (or None) is [run_splits[u], run_splits[u + 1]), summed as `accumulate` does, an
+    empty one to zeros. `by_occurrence`: nothing is summed; of 32 rows first those that have one get
+    the gradient of their first occurrence, then of their second, and so on. `function` is the
+    address of an optimizer's C function (see `shardcore.optimizer`), called with pointers into the
+    table and the slots; short rows are widened to float32 for it and rounded back once, to the
+    nearest, or `by_chance`, with the upper 32 bits of (seed, row id, column) of `_core.random`.
+    `scratch` is (65, d); `pointers` holds at least 32 * (2 + s) + s, s slots. O(n·d).
     """
     cdef Target target
     cdef const value_t* gains = NULL
+    cdef const int32_t* sources = NULL
+    cdef const value_t* gradients = NULL
     cdef Py_ssize_t rows = unique__u.shape[0]
     target.dim = gradients__gd.shape[1]
     target.slots = slot_addresses.shape[0]
@@ -449,25 +476,30 @@ def update(uint8_t[:, ::1] table__rd, int kind, const int64_t[::1] unique__u, co
     target.function = <update_t><void*>function
     target.hyper = &hyper[0] if hyper.shape[0] else NULL
     target.step = step
+    target.by_occurrence = by_occurrence
+    target.by_chance = by_chance
+    target.key = mix(seed + INCREMENT)
     if rows == 0 or target.dim == 0:
         return
     if gains__n is not None and gains__n.shape[0]:
         gains = &gains__n[0]
+    if sources__n.shape[0] and gradients__gd.shape[0]:
+        sources, gradients = &sources__n[0], &gradients__gd[0, 0]
     cdef void* table = &table__rd[0, 0]
     cdef void** spare = <void**>&pointers[0]
     with nogil:
         if value_t is float64_t:
             _update(<float64_t*>table, &unique__u[0], &row_ids__u[0], &run_splits[0], rows,
-                    &sources__n[0], gains, &gradients__gd[0, 0], &target, &scratch[0, 0], spare)
+                    sources, gains, gradients, &target, &scratch[0, 0], spare)
         elif kind == HALF:
             _update(<half_t*>table, &unique__u[0], &row_ids__u[0], &run_splits[0], rows,
-                    &sources__n[0], gains, &gradients__gd[0, 0], &target, &scratch[0, 0], spare)
+                    sources, gains, gradients, &target, &scratch[0, 0], spare)
         elif kind == BFLOAT:
             _update(<bfloat_t*>table, &unique__u[0], &row_ids__u[0], &run_splits[0], rows,
-                    &sources__n[0], gains, &gradients__gd[0, 0], &target, &scratch[0, 0], spare)
+                    sources, gains, gradients, &target, &scratch[0, 0], spare)
         else:
             _update(<float32_t*>table, &unique__u[0], &row_ids__u[0], &run_splits[0], rows,
-                    &sources__n[0], gains, &gradients__gd[0, 0], &target, &scratch[0, 0], spare)
+                    sources, gains, gradients, &target, &scratch[0, 0], spare)
 
 
 cdef void _update(row_t* table, const int64_t* unique__u, const int64_t* row_ids__u,
@@ -475,14 +507,16 @@ cdef void _update(row_t* table, const int64_t* unique__u, const int64_t* row_ids
                   const value_t* gains__n, const value_t* gradients__gd, Target* target,
                   value_t* scratch, void** pointers) noexcept nogil:
     cdef Py_ssize_t dim = target.dim, slots = target.slots
-    cdef Py_ssize_t first, count, u, k, c
+    cdef Py_ssize_t first, count, u, k, c, turn, filled, at
     cdef value_t* gradients__ud = scratch                       # (32, d)
     cdef value_t* widened__ud = scratch + UPDATE_ROWS * dim     # (32, d), for short rows
     cdef value_t* block__d = scratch + 2 * UPDATE_ROWS * dim    # (d,)
     cdef void** row_pointers = pointers
     cdef void** slot_pointers = pointers + UPDATE_ROWS          # slots x 32
     cdef void** slot_tables = slot_pointers + slots * UPDATE_ROWS
+    cdef int64_t* turn_ids = <int64_t*>(slot_tables + slots)    # 32
     cdef row_t* row
+    cdef uint64_t bits, stride
     for k in range(slots):
         slot_tables[k] = slot_pointers + k * UPDATE_ROWS
     first = 0
@@ -495,8 +529,9 @@ cdef void _update(row_t* table, const int64_t* unique__u, const int64_t* row_ids
                     ask_for_update(
                         target.slot_bases[k] + unique__u[u + UPDATE_AHEAD] * target.slot_bytes[k],
                         target.slot_bytes[k])
-            sum_run(gradients__gd, dim, sources__n, run_splits[u], run_splits[u + 1],
-                    run_splits[rows], gains__n, block__d, gradients__ud + (u - first) * dim)
+            if not target.by_occurrence:
+                sum_run(gradients__gd, dim, sources__n, run_splits[u], run_splits[u + 1],
+                        run_splits[rows], gains__n, block__d, gradients__ud + (u - first) * dim)
             row = table + unique__u[u] * dim
             if row_t is half_t or row_t is bfloat_t:
                 for c in range(dim):
@@ -507,11 +542,43 @@ cdef void _update(row_t* table, const int64_t* unique__u, const int64_t* row_ids
             for k in range(slots):
                 slot_pointers[k * UPDATE_ROWS + u - first] = (
                     target.slot_bases[k] + unique__u[u] * target.slot_bytes[k])
-        target.function(count, dim, <void* const*>row_pointers, <void* const* const*>slot_tables,
-                        gradients__ud, row_ids__u + first, target.hyper, target.step)
+        if not target.by_occurrence:
+            target.function(count, dim, <void* const*>row_pointers, <void* const* const*>slot_tables,
+                            gradients__ud, row_ids__u + first, target.hyper, target.step)
+        else:
+            turn, filled = 0, count
+            while filled:       # the rows that have an occurrence number `turn`
+                filled = 0
+                for u in range(first, first + count):
+                    at = run_splits[u] + turn
+                    if at >= run_splits[u + 1]:
+                        continue
+                    sum_rows(gradients__gd, dim, sources__n, at, at + 1, run_splits[rows], gains__n,
+                             gradients__ud + filled * dim)
+                    if row_t is half_t or row_t is bfloat_t:
+                        row_pointers[filled] = widened__ud + (u - first) * dim
+                    else:
+                        row_pointers[filled] = table + unique__u[u] * dim
+                    for k in range(slots):
+                        slot_pointers[k * UPDATE_ROWS + filled] = (
+                            target.slot_bases[k] + unique__u[u] * target.slot_bytes[k])
+                    turn_ids[filled] = row_ids__u[u]
+                    filled += 1
+                if filled:
+                    target.function(filled, dim, <void* const*>row_pointers,
+                                    <void* const* const*>slot_tables, gradients__ud, turn_ids,
+                                    target.hyper, target.step)
+                turn += 1
         if row_t is half_t or row_t is bfloat_t:
             for u in range(first, first + count):
                 row = table + unique__u[u] * dim
-                for c in range(dim):
-                    store(row + c, widened__ud[(u - first) * dim + c])
+                if target.by_chance:
+                    bits = row_start(target.key, row_ids__u[u])
+                    stride = row_step(target.key, row_ids__u[u])
+                    for c in range(dim):
+                        bits += stride
+                        store_by_chance(row + c, widened__ud[(u - first) * dim + c], mix(bits))
+                else:
+                    for c in range(dim):
+                        store(row + c, widened__ud[(u - first) * dim + c])
         first += count

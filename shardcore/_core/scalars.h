@@ -58,6 +58,32 @@ static inline sc_bfloat sc_to_bfloat(float value) {
     return short_value;
 }
 
+/* Round to one of the two neighbours: away from zero with the probability that makes the mean right,
+   `chance` being 32 random bits. Beyond the largest finite value, to the nearest. */
+static inline sc_half sc_to_half_by_chance(float value, uint32_t chance) {
+    uint32_t bits = sc_bits_of_float(value);
+    uint32_t sign = bits >> 16 & 0x8000;
+    uint32_t magnitude = bits & 0x7fffffff;
+    if (magnitude >= 0x477fe000u)
+        return sc_to_half(value);
+    uint32_t result = (magnitude + (chance >> 19) - (112u << 23)) >> 13;
+    if (magnitude < (113u << 23)) { /* a multiple of 2**-24, and what is left of it */
+        float scaled = sc_float_of_bits(magnitude) * 0x1p24f;
+        uint32_t whole = (uint32_t)scaled;
+        result = whole + (scaled - (float)whole > (float)(chance >> 8) * 0x1p-24f);
+    }
+    sc_half half = {(uint16_t)(sign | result)};
+    return half;
+}
+
+static inline sc_bfloat sc_to_bfloat_by_chance(float value, uint32_t chance) {
+    uint32_t bits = sc_bits_of_float(value);
+    if ((bits & 0x7fffffff) >= 0x7f7f0000u)
+        return sc_to_bfloat(value);
+    sc_bfloat short_value = {(uint16_t)((bits + (chance >> 16)) >> 16)};
+    return short_value;
+}
+
 /* Into the second-level cache: the first level has too few miss buffers to run far ahead. */
 #if defined(__GNUC__) || defined(__clang__)
 #define SC_PREFETCH_READ(address) __builtin_prefetch((address), 0, 2)

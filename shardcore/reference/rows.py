@@ -7,6 +7,7 @@ NaN without a warning, as in the kernels.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -16,13 +17,16 @@ from numpy.typing import ArrayLike, NDArray
 from shardcore.dtypes import working_dtype
 from shardcore.optimizer import Optimizer
 from shardcore.reference.offsets import row_ids_from_row_splits
+from shardcore.reference.random import uniform_bits
 from shardcore.store.occurrences import Occurrences
+from shardcore.store.rounding import rounds_by_chance, step_seed
 
 __all__ = [
     "accumulate",
     "divisors",
     "gather_rows",
     "narrowed",
+    "round_by_chance",
     "occurrence_gains",
     "put_rows",
     "reciprocals",
@@ -40,6 +44,43 @@ RUN_BLOCK: Final = 4096
 
 
 # --- one element -----------------------------------------------------------------------------
+
+
+def round_by_chance(
+    values: NDArray[Any], dtype: np.dtype[Any], row_ids: NDArray[np.int64], seed: int
+) -> NDArray[Any]:
+    """Return values rounded to a neighbour in a short dtype: away from 0 as often as it is near.
+
+    Beyond the largest finite value, to the nearest. How near is measured in as many bits as
+    float32 has more than `dtype`, 24 where float16 is subnormal.
+
+    Examples
+    --------
+    >>> rounded = round_by_chance(np.full((9, 1), 2.0, "float32"), np.dtype("float16"),
+    ...                              np.arange(9), seed=0)
+    >>> np.unique(rounded).tolist()
+    [2.0]
+    """
+    half = dtype.name == "float16"
+    digits, lowest, largest = (10, -14, 65504.0) if half else (7, -126, (2 - 2.0**-7) * 2.0**127)
+    random = np.empty(values.shape, np.uint64)
+    uniform_bits(row_ids, seed, random)
+    out = narrowed(values, dtype)
+    for at in np.ndindex(values.shape):
+        magnitude = abs(float(values[at]))
+        if not magnitude < largest:  # NaN is not, either
+            continue
+        exponent = max(math.frexp(magnitude)[1] - 1, lowest)
+        quantum = 2.0 ** (exponent - digits)
+        whole, chance = math.floor(magnitude / quantum), int(random[at])
+        rest = magnitude / quantum - whole
+        if half and magnitude < 2.0**-14:
+            up = rest > (chance >> 40) * 2.0**-24
+        else:
+            bits = 23 - digits
+            up = int(rest * 2**bits) + (chance >> (64 - bits)) >= 2**bits
+        out[at] = math.copysign((whole + up) * quantum, float(values[at]))
+    return out
 
 
 def widened(rows: NDArray[Any]) -> NDArray[Any]:
@@ -279,6 +320,17 @@ def accumulate(occurrences: Occurrences, gradients: NDArray[Any]) -> NDArray[Any
     return out
 
 
+def _received(occurrences: Occurrences, at: int, gradients: NDArray[Any]) -> NDArray[Any]:
+    """Return what one occurrence gives to its row, as a sum of one."""
+    gradient = gradients[occurrences.sources[at]]
+    gains = occurrences.gains
+    with np.errstate(all="ignore"):
+        total: NDArray[Any] = np.zeros_like(gradient) + (
+            gradient if gains is None else gains[at] * gradient
+        )
+    return total[None]
+
+
 def update_rows(
     rows: NDArray[Any],
     slots: Mapping[str, NDArray[Any]],
@@ -288,8 +340,11 @@ def update_rows(
     optimizer: Optimizer,
     hyper: tuple[float, ...],
     step: int,
+    seed: int = 0,
 ) -> None:
     """Update the rows of a batch and their slots in place: one by one, by `optimizer.update`.
+
+    Without accumulation each occurrence of a row is an update, in their order.
 
     Examples
     --------
@@ -305,16 +360,25 @@ def update_rows(
         return
     sums = accumulate(occurrences, gradients)
     for u, row in enumerate(occurrences.rows.tolist()):
-        with np.errstate(all="ignore"):
-            new_row, new_slots = optimizer.update(
-                sums[u : u + 1],
-                widened(rows[row : row + 1]),
-                {name: slot[row : row + 1].astype(sums.dtype) for name, slot in slots.items()},
-                hyper,
-                step,
-                row_ids[u : u + 1],
-            )
-        rows[row] = narrowed(np.asarray(new_row), rows.dtype)[0]
+        new_row: Any = widened(rows[row : row + 1])
+        new_slots: Mapping[str, Any] = {
+            name: slot[row : row + 1].astype(sums.dtype) for name, slot in slots.items()
+        }
+        received = [sums[u : u + 1]]
+        if not optimizer.accumulate:
+            run = range(occurrences.run_splits[u], occurrences.run_splits[u + 1])
+            received = [_received(occurrences, at, gradients) for at in run]
+        for gradient in received:
+            with np.errstate(all="ignore"):
+                new_row, new_slots = optimizer.update(
+                    gradient, new_row, new_slots, hyper, step, row_ids[u : u + 1]
+                )
+        values = np.asarray(new_row)
+        if rounds_by_chance(optimizer, rows.dtype):
+            now = step_seed(seed, step)
+            rows[row] = round_by_chance(values, rows.dtype, row_ids[u : u + 1], now)[0]
+        else:
+            rows[row] = narrowed(values, rows.dtype)[0]
         for name, slot in slots.items():
             slot[row] = narrowed(np.asarray(new_slots[name]), slot.dtype)[0]
 

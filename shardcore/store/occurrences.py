@@ -18,7 +18,7 @@ from shardcore._core import occurrences as _kernel
 from shardcore.errors import ShardcoreValueError
 from shardcore.store.segment_reduce import TYPE_NAMES
 
-__all__ = ["Occurrences", "sort_occurrences"]
+__all__ = ["Occurrences", "every_row", "sort_occurrences"]
 
 Ints = NDArray[np.int32] | NDArray[np.int64]
 
@@ -101,3 +101,27 @@ def sort_occurrences(
     if gains is not None:
         ordered, gains = sources[ordered], gains[ordered]
     return Occurrences(unique[:found].copy(), run_splits[: found + 1].copy(), ordered, gains)
+
+
+def every_row(occurrences: Occurrences, num_rows: int) -> Occurrences:
+    """Return the occurrences of a batch with all rows in it, for an optimizer that moves all.
+
+    Rows that the batch does not name have an empty run, hence a gradient of zeros.
+
+    Parameters
+    ----------
+    occurrences : Occurrences
+    num_rows : int
+        Rows of the table, or of this shard of it.
+
+    Examples
+    --------
+    >>> batch = sort_occurrences(np.array([2, 2]), np.array([0, 1], np.int32), None, 4)
+    >>> every_row(batch, 4).run_splits
+    array([0, 0, 0, 2, 2])
+    """
+    run_splits = np.zeros(num_rows + 1, np.int64)
+    run_splits[occurrences.rows + 1] = np.diff(occurrences.run_splits)
+    np.cumsum(run_splits, out=run_splits)
+    rows = np.arange(num_rows, dtype=np.int64)
+    return Occurrences(rows, run_splits, occurrences.sources, occurrences.gains)

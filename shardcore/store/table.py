@@ -100,8 +100,9 @@ class StoreTable:
         gradients: NDArray[Any],
         hyper: tuple[float, ...],
         step: int,
+        seed: int = 0,
     ) -> None:
-        """Update the rows of a batch with the table's optimizer."""
+        """Update the rows of a batch with the table's optimizer; `seed` is the table's."""
         assert self._optimizer is not None, "the engine trains tables with an optimizer only"
         with self._lock.writing():
             update_rows(
@@ -113,6 +114,7 @@ class StoreTable:
                 self._optimizer,
                 hyper,
                 step,
+                seed,
             )
 
     def gather(self, slot: str | None, ids: Ints) -> NDArray[Any]:

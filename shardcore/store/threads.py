@@ -27,7 +27,7 @@ __all__ = ["get_num_threads", "ranges", "run", "set_num_threads"]
 _VARIABLE = "SHARDCORE_NUM_THREADS"
 MAX_THREADS = 1024
 PIECE = 1 << 18
-"""Least elements that are handed to another thread: some 50 µs of work, several hand-overs' worth."""
+"""Least elements that are handed to another thread: some 50 µs of work, several hand-overs."""
 
 
 class _Job:

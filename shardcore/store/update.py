@@ -1,7 +1,8 @@
 """One pass over the unique rows of a batch: sum their gradients, hand them to the optimizer.
 
 An optimizer's C function is called by the kernel, block by block, with pointers into the table and
-its slots. An optimizer without one runs its pure form on NumPy copies of the same blocks. The face
+its slots. An optimizer without one runs its pure form on NumPy copies of the same blocks. An
+optimizer that does not accumulate is called once per occurrence instead of once per row. The face
 of ``accumulate`` and ``update`` in ``_core/rows.pxi``.
 """
 
@@ -18,10 +19,11 @@ from shardcore.optimizer import Optimizer
 from shardcore.store import threads
 from shardcore.store.instruction_set import best_module
 from shardcore.store.occurrences import Occurrences
+from shardcore.store.rounding import narrowed, rounds_by_chance, step_seed
 from shardcore.store.scatter import gather_rows, put_rows
 from shardcore.store.segment_reduce import TYPE_NAMES
 
-__all__ = ["accumulate", "update_rows"]
+__all__ = ["accumulate", "update_rows", "updated"]
 
 _kernel = best_module("shardcore._core.rows")
 
@@ -52,21 +54,90 @@ def accumulate(occurrences: Occurrences, gradients: NDArray[Any]) -> NDArray[Any
            [11.]])
     """
     out = np.empty((occurrences.rows.size, gradients.shape[1]), gradients.dtype)
-    _accumulate(occurrences, gradients, 0, occurrences.rows.size, out)
-    return out
-
-
-def _accumulate(
-    occurrences: Occurrences, gradients: NDArray[Any], first: int, last: int, out: NDArray[Any]
-) -> None:
     _kernel.accumulate[TYPE_NAMES[gradients.dtype]](
         gradients,
         occurrences.sources,
         occurrences.gains,
-        occurrences.run_splits[first : last + 1],
+        occurrences.run_splits,
         np.empty(gradients.shape[1], gradients.dtype),
         out,
     )
+    return out
+
+
+def updated(
+    optimizer: Optimizer,
+    occurrences: Occurrences,
+    gradients: NDArray[Any],
+    rows: NDArray[Any],
+    slots: Mapping[str, NDArray[Any]],
+    hyper: tuple[float, ...],
+    step: int,
+    row_ids: NDArray[np.int64],
+) -> tuple[Any, Mapping[str, Any]]:
+    """Return what an optimizer's pure form makes of the rows of a batch and their slots.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+    occurrences : Occurrences
+    gradients : ndarray of the working dtype, shape (bags, dim), C-contiguous
+    rows : ndarray of the working dtype, shape (unique, dim)
+        Those that the occurrences name.
+    slots : mapping of slot name -> ndarray of the working dtype, shape (unique, dim) or (unique, 1)
+    hyper : tuple of float
+    step : int
+    row_ids : ndarray of int64, shape (unique,)
+        The rows' numbers in the whole table.
+
+    Returns
+    -------
+    rows, slots
+        One update of each row by its summed gradient; or, with an optimizer that does not
+        accumulate, one per occurrence in their order, of all rows that have a first one, then of
+        those that have a second, and so on.
+
+    Examples
+    --------
+    >>> from shardcore_optimizers.sgd import SGD
+    >>> from shardcore.store.occurrences import sort_occurrences
+    >>> batch = sort_occurrences(np.array([3, 1, 3]), np.array([0, 0, 1], np.int32), None, 4)
+    >>> one_by_one = SGD(learning_rate=0.5, use_gradient_accumulation=False)
+    >>> rows, _ = updated(one_by_one, batch, np.array([[1.0], [10.0]]), np.ones((2, 1)), {},
+    ...                   one_by_one.hyper(), 1, batch.rows)
+    >>> rows[:, 0]
+    array([ 0.5, -4.5])
+    """
+    if optimizer.accumulate:
+        sums = accumulate(occurrences, gradients)
+        with np.errstate(all="ignore"):  # infinities come without a word, as from a compiled form
+            return optimizer.update(sums, rows, slots, hyper, step, row_ids)
+    new_rows = rows.copy()
+    new_slots = {name: slot.copy() for name, slot in slots.items()}
+    starts, lengths = occurrences.run_splits[:-1], np.diff(occurrences.run_splits)
+    gains = occurrences.gains
+    for turn in range(int(lengths.max(initial=0))):
+        chosen = np.flatnonzero(lengths > turn)
+        at = starts[chosen] + turn
+        ones = Occurrences(
+            occurrences.rows[chosen],
+            np.arange(chosen.size + 1, dtype=np.int64),
+            occurrences.sources[at],
+            None if gains is None else gains[at],
+        )
+        with np.errstate(all="ignore"):
+            moved, kept = optimizer.update(
+                accumulate(ones, gradients),
+                new_rows[chosen],
+                {name: slot[chosen] for name, slot in new_slots.items()},
+                hyper,
+                step,
+                row_ids[chosen],
+            )
+        new_rows[chosen] = moved
+        for name, slot in new_slots.items():
+            slot[chosen] = kept[name]
+    return new_rows, new_slots
 
 
 def update_rows(
@@ -78,8 +149,12 @@ def update_rows(
     optimizer: Optimizer,
     hyper: tuple[float, ...],
     step: int,
+    seed: int = 0,
 ) -> None:
-    """Update every row of a batch, and its slots, in place; each exactly once.
+    """Update every row of a batch, and its slots, in place.
+
+    Each row once, by its summed gradient; or once per occurrence, with an optimizer that does not
+    accumulate. Rows of a short dtype are rounded back once.
 
     Parameters
     ----------
@@ -95,6 +170,8 @@ def update_rows(
         ``optimizer.hyper()``, evaluated once for the batch.
     step : int
         1 for the first batch.
+    seed : int, default 0
+        The table's, for stochastic rounding.
 
     Examples
     --------
@@ -114,10 +191,21 @@ def update_rows(
     # The C function reads slots in the working dtype; those kept in a shorter one are widened here.
     if function is not None and all(slot.dtype == value for slot in slots.values()):
         update = _compiled_update(
-            rows, slots, occurrences, row_ids, gradients, function.address_for(value), hyper, step
+            rows,
+            slots,
+            occurrences,
+            row_ids,
+            gradients,
+            optimizer,
+            function.address_for(value),
+            hyper,
+            step,
+            seed,
         )
     else:
-        update = _pure_update(rows, slots, occurrences, row_ids, gradients, optimizer, hyper, step)
+        update = _pure_update(
+            rows, slots, occurrences, row_ids, gradients, optimizer, hyper, step, seed
+        )
     pieces = threads.ranges(occurrences.run_splits, rows.shape[1])
     threads.run(len(pieces), lambda number: update(*pieces[number]))
 
@@ -128,9 +216,11 @@ def _compiled_update(
     occurrences: Occurrences,
     row_ids: NDArray[np.int64],
     gradients: NDArray[Any],
+    optimizer: Optimizer,
     address: int,
     hyper: tuple[float, ...],
     step: int,
+    seed: int,
 ) -> Any:
     value = gradients.dtype
     kernel = _kernel.update[TYPE_NAMES[value]]
@@ -138,6 +228,8 @@ def _compiled_update(
     addresses = np.array([slot.ctypes.data for slot in slots.values()], np.int64)
     sizes = np.array([slot.shape[1] * slot.itemsize for slot in slots.values()], np.int64)
     numbers = np.array(hyper, np.float64)
+    by_chance = rounds_by_chance(optimizer, rows.dtype)
+    seed_now = step_seed(seed, step) if by_chance else 0
 
     def update(first: int, last: int) -> None:
         kernel(
@@ -154,8 +246,11 @@ def _compiled_update(
             address,
             numbers,
             step,
+            not optimizer.accumulate,
+            by_chance,
+            seed_now,
             np.empty((2 * _BLOCK_ROWS + 1, dim), value),
-            np.empty(_BLOCK_ROWS * (1 + len(slots)) + len(slots), np.int64),
+            np.empty(_BLOCK_ROWS * (2 + len(slots)) + len(slots), np.int64),
         )
 
     return update
@@ -170,34 +265,38 @@ def _pure_update(
     optimizer: Optimizer,
     hyper: tuple[float, ...],
     step: int,
+    seed: int,
 ) -> Any:
     value, dim = gradients.dtype, rows.shape[1]
     block = max(1, _PURE_BLOCK_BYTES // (dim * value.itemsize))
 
-    def put(array: NDArray[Any], local: NDArray[np.int64], new: Any) -> None:
-        with np.errstate(over="ignore"):  # beyond the range of a short float lies inf, as compiled
-            put_rows(array, local, np.asarray(new).astype(array.dtype, copy=False))
-
     def update(first: int, last: int) -> None:
         for start in range(first, last, block):
             stop = min(start + block, last)
-            local = occurrences.rows[start:stop]
-            sums = np.empty((stop - start, dim), value)
-            _accumulate(occurrences, gradients, start, stop, sums)
-            old_slots = {
-                name: gather_rows(slot, local).astype(value, copy=False)
-                for name, slot in slots.items()
-            }
-            new_rows, new_slots = optimizer.update(
-                sums,
-                gather_rows(rows, local).astype(value, copy=False),
-                old_slots,
+            part = Occurrences(
+                occurrences.rows[start:stop],
+                occurrences.run_splits[start : stop + 1],
+                occurrences.sources,
+                occurrences.gains,
+            )
+            ids = row_ids[start:stop]
+            new_rows, new_slots = updated(
+                optimizer,
+                part,
+                gradients,
+                gather_rows(rows, part.rows).astype(value, copy=False),
+                {
+                    name: gather_rows(slot, part.rows).astype(value, copy=False)
+                    for name, slot in slots.items()
+                },
                 hyper,
                 step,
-                row_ids[start:stop],
+                ids,
             )
-            put(rows, local, new_rows)
+            put_rows(rows, part.rows, narrowed(new_rows, rows.dtype, optimizer, ids, seed, step))
             for name, slot in slots.items():
-                put(slot, local, new_slots[name])
+                with np.errstate(over="ignore"):
+                    kept = np.asarray(new_slots[name]).astype(slot.dtype, copy=False)
+                put_rows(slot, part.rows, kept)
 
     return update

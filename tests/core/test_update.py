@@ -17,7 +17,7 @@ from shardcore_optimizers.sgd import SGD
 from shardcore import reference
 from shardcore.dtypes import as_dtype, working_dtype
 from shardcore.optimizer import Optimizer, SlotSpec, UpdateFunction, update_prototype
-from shardcore.store.occurrences import Occurrences, sort_occurrences
+from shardcore.store.occurrences import Occurrences, every_row, sort_occurrences
 from shardcore.store.threads import get_num_threads, set_num_threads
 from shardcore.store.update import accumulate, update_rows
 
@@ -53,6 +53,17 @@ class Momentum(Optimizer):
         number = (row_ids % 7).astype(grad.dtype)[:, None]
         moved = rows - grad.dtype.type(hyper[0]) * velocity + number
         return moved, {"velocity": velocity, "touched": slots["touched"] + grad.dtype.type(step)}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class MomentumOneByOne(Momentum):
+    """The same for each occurrence, rounded by chance."""
+
+    accumulate = False
+    rounds_stochastically = True
+
+
+ONE_BY_ONE = {"use_gradient_accumulation": False, "stochastic_rounding": True}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -163,13 +174,25 @@ def test_long_runs_are_summed_in_blocks(n: int, weighted: bool, assert_same: Sam
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("optimizer", [SGD(0.3), Adagrad(0.2), Momentum()], ids=repr)
-@settings(max_examples=25, deadline=None)
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        SGD(0.3),
+        Adagrad(0.2),
+        Momentum(),
+        Adagrad(0.2, stochastic_rounding=True),
+        SGD(0.3, momentum=0.5, **ONE_BY_ONE),
+        MomentumOneByOne(),
+    ],
+    ids=repr,
+)
+@settings(max_examples=20, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     dim=st.sampled_from(DIMS),
     n=st.sampled_from([0, 1, 40, 200]),
     weighted=st.booleans(),
+    every=st.booleans(),
 )
 def test_updates_equal_their_twin(
     dtype: str,
@@ -178,6 +201,7 @@ def test_updates_equal_their_twin(
     dim: int,
     n: int,
     weighted: bool,
+    every: bool,
     make_rows: Make,
     assert_same: Same,
 ) -> None:
@@ -187,11 +211,13 @@ def test_updates_equal_their_twin(
     rows = make_rows(rng, (120, dim), dtype, False)
     gains = rng.uniform(-1, 1, n).astype(value) if weighted else None
     batch = batch_of(rng, n, 120, 9, gains)
+    if every:
+        batch = every_row(batch, 120)
     gradients = rng.standard_normal((9, dim)).astype(value)
     gradients[rng.random(9) < 0.2] = 0
     ours, theirs = ((rows.copy(), new_slots(optimizer, 120, dim, kind)) for _ in range(2))
     for step in (1, 2):
-        rest = (batch, batch.rows * 3 + 1, gradients, optimizer, optimizer.hyper(), step)
+        rest = (batch, batch.rows * 3 + 1, gradients, optimizer, optimizer.hyper(), step, seed)
         update_rows(*ours, *rest)
         reference.update_rows(*theirs, *rest)
     assert_same(ours[0], theirs[0])
@@ -228,15 +254,73 @@ def test_what_a_compiled_update_is_called_with(dtype: str, assert_same: Same) ->
     assert {(call[1], *call[3], call[4]) for call in optimizer.calls} == {(3, 0.5, 3.0, 4)}
 
 
-@pytest.mark.parametrize("optimizer", [Adagrad(0.2), Momentum()], ids=repr)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_number_of_threads_changes_nothing(optimizer: Optimizer, dtype: str) -> None:
+def test_one_by_one_is_an_update_per_occurrence(dtype: str, assert_same: Same) -> None:
+    rng = np.random.default_rng(3)
+    kind = as_dtype(dtype)
+    value = working_dtype(kind)
+    summed, one_by_one = (Adagrad(0.5, use_gradient_accumulation=way) for way in (True, False))
+    ids = np.array([4, 1, 4, 4, 0, 1])
+    gradients = rng.standard_normal((6, 5)).astype(value)
+    rows = rng.standard_normal((6, 5)).astype(kind)
+    slots = new_slots(one_by_one, 6, 5, kind)
+    expected = rows.astype(value), new_slots(summed, 6, 5, kind)
+    for at, row in enumerate(ids):
+        single = sort_occurrences(np.array([row]), np.array([at], np.int32), None, 6)
+        update_rows(*expected, single, single.rows, gradients, summed, summed.hyper(), 1)
+    batch = sort_occurrences(ids, np.arange(6, dtype=np.int32), None, 6)
+    update_rows(rows, slots, batch, batch.rows, gradients, one_by_one, one_by_one.hyper(), 1)
+    assert_same(rows, expected[0].astype(kind))  # rounded once, after all occurrences
+    assert_same(slots["accumulators"], expected[1]["accumulators"])
+
+
+@pytest.mark.parametrize("optimizer", [SGD(0.3), Momentum()], ids=repr)
+def test_every_row_of_no_batch_has_a_gradient_of_zeros(optimizer: Optimizer) -> None:
+    nothing = sort_occurrences(np.empty(0, np.int64), np.empty(0, np.int32), None, 40)
+    batch = every_row(nothing, 40)
+    assert accumulate(batch, np.empty((0, 3), np.float32)).tolist() == [[0.0] * 3] * 40
+    rows, slots = np.ones((40, 3), np.float32), new_slots(optimizer, 40, 3, np.float32)
+    hyper, none = optimizer.hyper(), np.empty((0, 3), np.float32)
+    update_rows(rows, slots, batch, np.arange(40), none, optimizer, hyper, 1)
+    moved = (np.arange(40) % 7 if isinstance(optimizer, Momentum) else np.zeros(40)) + 1
+    np.testing.assert_array_equal(rows, np.broadcast_to(moved[:, None], (40, 3)))
+
+
+def test_chance_is_that_of_the_global_row_and_the_step() -> None:
+    optimizer = SGD(0.001, stochastic_rounding=True)
+    gradients = np.random.default_rng(1).standard_normal((50, 33)).astype(np.float32)
+    batch = sort_occurrences(np.arange(50), np.arange(50, dtype=np.int32), None, 50)
+
+    def after(ids: Any, local: Any, step: int, seed: int) -> Any:
+        rows = np.ones((50, 33), np.float16)
+        part = sort_occurrences(local, local.astype(np.int32), None, 50)
+        rest = (gradients, optimizer, optimizer.hyper(), step, seed)
+        update_rows(rows, {}, part, ids, *rest)
+        return rows[local]
+
+    whole = after(batch.rows + 70, batch.rows, 5, 9)
+    odd = np.arange(1, 50, 2)
+    assert after(odd + 70, odd, 5, 9).tobytes() == whole[odd].tobytes()
+    for ids, step, seed in ((71, 5, 9), (70, 6, 9), (70, 5, 10)):
+        assert after(batch.rows + ids, batch.rows, step, seed).tobytes() != whole.tobytes()
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [Adagrad(0.2), Momentum(), Adagrad(0.2, **ONE_BY_ONE)],
+    ids=repr,
+)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_number_of_threads_changes_nothing(
+    optimizer: Optimizer, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardcore.store.threads.PIECE", 4096)  # many borders
     rng = np.random.default_rng(0)
     kind = as_dtype(dtype)
     batch = batch_of(rng, 30_000, 4000, 500, None)
     gradients = rng.standard_normal((500, 33)).astype(working_dtype(kind))
     start = rng.standard_normal((4000, 33)).astype(kind)
-    assert np.diff(batch.run_splits).max() > 4096
+    assert np.diff(batch.run_splits).max() > 4096 or not optimizer.accumulate
     before = get_num_threads()
     results = []
     try:

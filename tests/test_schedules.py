@@ -1,0 +1,190 @@
+"""Schedules: their values, their errors, and how an engine asks for dynamic learning rates."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+import shardcore as sc
+from shardcore import schedules
+from shardcore.config import FeatureConfig, TableConfig
+from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
+from shardcore.learning_rates import hyper_parameters
+
+S = schedules
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        (S.Constant(0.25), {0: 0.25, 10**9: 0.25}),
+        (S.LinearWarmup(4, 2.0), {0: 0, 1: 0.5, 3: 1.5, 4: 2, 99: 2}),
+        (S.LinearWarmup(4, S.Step(2.0, every=3, factor=0.5), start=1.0),
+         {0: 1, 2: 1.5, 4: 2, 6: 2, 7: 1, 10: 0.5}),
+        (S.Polynomial(1.0, 10), {0: 1, 5: 0.5, 10: 0, 11: 0}),
+        (S.Polynomial(1.0, 10, final=0.5, power=2), {0: 1, 5: 0.625, 10: 0.5, 99: 0.5}),
+        (S.Cosine(2.0, 8, final=1.0),
+         {0: 2, 2: 1 + (1 + math.cos(math.pi / 4)) / 2, 4: 1.5, 8: 1, 9: 1}),
+        (S.Step(3.0, every=5), {0: 3, 4: 3, 5: 0.3, 10: 0.03}),
+        (S.Step(3.0, every=1, factor=0), {0: 3, 1: 0}),
+        (S.InverseSquareRoot(0.5, 9), {0: 0.5, 9: 0.5, 36: 0.25, 900: 0.05}),
+    ],
+    ids=lambda value: type(value).__name__,
+)  # fmt: skip
+def test_values(schedule, expected):
+    found = {step: schedule.at(step) for step in expected}
+    assert found == pytest.approx(expected, abs=1e-12)
+    assert schedule.bind(lambda: np.int64(1))() == schedule.at(1)
+    assert all(type(rate) is float for rate in found.values())
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: S.Constant(-1), ShardcoreValueError,
+         "rate must be a number >= 0, finite as float32, got -1"),
+        (lambda: S.Constant("x"), ShardcoreTypeError,
+         "rate must be a number >= 0, finite as float32, got 'x'"),
+        (lambda: S.LinearWarmup(0, 1.0), ShardcoreValueError,
+         "steps must be an integer >= 1, got 0"),
+        (lambda: S.LinearWarmup(3, -1.0), ShardcoreValueError,
+         "then must be a number >= 0, finite as float32, got -1.0"),
+        (lambda: S.LinearWarmup(3, 1.0, start=math.nan), ShardcoreValueError,
+         "start must be a number >= 0, finite as float32, got nan"),
+        (lambda: S.Polynomial(1.0, 2.0), ShardcoreTypeError,
+         "steps must be an integer >= 1, got 2.0"),
+        (lambda: S.Polynomial(1.0, 2, power=0), ShardcoreValueError,
+         "power must be a number > 0, finite as float32, got 0"),
+        (lambda: S.Cosine(1.0, 2, final=-0.5), ShardcoreValueError,
+         "final must be a number >= 0, finite as float32, got -0.5"),
+        (lambda: S.Step(1.0, every=True), ShardcoreTypeError,
+         "every must be an integer >= 1, got True"),
+        (lambda: S.Step(1.0, every=2, factor=1.5), ShardcoreValueError,
+         "factor must be in [0, 1], got 1.5"),
+        (lambda: S.InverseSquareRoot(math.inf, 2), ShardcoreValueError,
+         "initial must be a number >= 0, finite as float32, got inf"),
+        (lambda: S.Cosine(1.0, 2).at(-1), ShardcoreValueError,
+         "step must be an integer >= 0, got -1"),
+        (lambda: S.Cosine(1.0, 2).bind(lambda: 0.5)(), ShardcoreTypeError,
+         "step must be an integer >= 0, got 0.5"),
+        (lambda: S.Cosine(1.0, 2).bind(3), ShardcoreTypeError,
+         "step must be a callable that returns the present step, got 3"),
+        (lambda: sc.optimizers.SGD(S.Cosine(1.0, 2)), ShardcoreTypeError,
+         "learning_rate must be a number >= 0, finite as float32, or a zero-argument callable, "
+         "got Cosine(initial=1.0, steps=2, final=0.0)"),
+    ],
+)  # fmt: skip
+def test_errors(make, error, message):
+    with pytest.raises(error, match=f"^{re.escape(message)}$"):
+        make()
+
+
+def test_a_bound_schedule_says_what_it_is():
+    assert repr(S.Constant(0.5).bind(lambda: 0)) == "Constant(rate=0.5).bind(...)"
+
+
+def two_tables(first, second):
+    config = {
+        name: FeatureConfig(
+            TableConfig(2, 1, initializer=sc.initializers.Zeros(), name=name, optimizer=optimizer)
+        )
+        for name, optimizer in (("a", first), ("b", second))
+    }
+    return sc.ShardedEmbedding(config)
+
+
+def step(e):
+    e.enqueue({"a": [[1]], "b": [[1]]})
+    e.dequeue()
+    e.apply_gradients({"a": np.ones((1, 1)), "b": np.ones((1, 1))})
+
+
+@pytest.mark.parametrize("pipeline", [False, True])
+def test_a_schedule_follows_the_steps_of_its_engine(pipeline):
+    rate = S.Polynomial(4.0, steps=4).bind(lambda: e.step)
+    table = TableConfig(2, 1, initializer=sc.initializers.Zeros(), name="t")
+    e = sc.ShardedEmbedding(FeatureConfig(table), sc.optimizers.SGD(rate), pipeline=pipeline)
+    seen = []
+    for _ in range(5):
+        e.enqueue([[1]])
+        seen.append(float(e.dequeue()[0, 0]))
+        e.apply_gradients(np.ones((1, 1)))
+    assert seen == [0, -4, -7, -9, -10]
+    e.close()
+
+
+def test_different_optimizers_share_one_evaluation_of_one_callable():
+    asked = []
+
+    def rate():
+        asked.append(len(asked))
+        return 0.5 ** len(asked)
+
+    e = two_tables(sc.optimizers.SGD(rate), sc.optimizers.Adagrad(rate))
+    for expected in (1, 2, 3):
+        step(e)
+        assert len(asked) == expected
+    np.testing.assert_array_equal(e.tables["a"][1], [-0.5 - 0.25 - 0.125])
+
+
+class Counter:
+    def __init__(self):
+        self.asked = 0
+
+    def rate(self):
+        self.asked += 1
+        return 1.0
+
+    __call__ = rate
+
+    def __eq__(self, other):
+        return isinstance(other, Counter)
+
+    __hash__ = None
+
+
+def test_methods_are_one_callable_and_equal_objects_are_two():
+    counter = Counter()
+    step(two_tables(sc.optimizers.SGD(counter.rate), sc.optimizers.Adagrad(counter.rate)))
+    assert counter.asked == 1
+    first, second = Counter(), Counter()
+    step(two_tables(sc.optimizers.SGD(first), sc.optimizers.Adagrad(second)))
+    assert (first.asked, second.asked) == (1, 1)
+
+
+def test_a_hyper_of_ones_own_is_asked():
+    @dataclass(frozen=True, eq=False, repr=False)
+    class Own(sc.Optimizer):
+        learning_rate: float = 1.0
+
+        def hyper(self):
+            return (7.0,)
+
+        def update(self, grad, rows, slots, hyper, step, row_ids):
+            return rows - hyper[0], {}
+
+    own, usual = Own(), sc.optimizers.SGD(0.5)
+    assert hyper_parameters([own, usual, own]) == {own: (7.0,), usual: usual.hyper()}
+
+
+@pytest.mark.parametrize("pipeline", [False, True])
+def test_a_rate_that_is_no_number_changes_nothing(pipeline):
+    rates = iter([0.5, -1.0, 0.5])
+    table = TableConfig(2, 1, initializer=sc.initializers.Zeros(), name="t")
+    rate = lambda: next(rates)  # noqa: E731
+    with sc.ShardedEmbedding(FeatureConfig(table), sc.optimizers.SGD(rate), pipeline=pipeline) as e:
+        for _ in range(2):
+            e.enqueue([[1]])
+            e.dequeue()
+            if e.step:
+                message = "learning_rate() must return a number >= 0, finite as float32, got -1.0"
+                with pytest.raises(ShardcoreValueError, match=f"^{re.escape(message)}$"):
+                    e.apply_gradients(np.ones((1, 1)))
+                assert e.step == 1
+            e.apply_gradients(np.ones((1, 1)))
+        assert e.step == 2
+        np.testing.assert_array_equal(e.tables["t"], [[0], [-1]])
