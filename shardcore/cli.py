@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from collections.abc import Sequence
 
+from shardcore import registry
 from shardcore.demo.options import add_arguments, options_of, require_packages
 from shardcore.errors import ShardcoreError
 
@@ -33,8 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     SystemExit
         If the command line itself is wrong (code 2), or asks for help (code 0).
     """
-    arguments = _parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
     try:
+        arguments = _parser(words).parse_args(words)
         arguments.run(arguments)
     except ShardcoreError as error:
         print(f"shardcore: error: {' '.join(str(error).split())}", file=sys.stderr)
@@ -46,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="shardcore", description="Sharded embedding tables for any framework, on any device."
     )
@@ -62,6 +65,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_arguments(demo)
     demo.set_defaults(run=_demo)
+    for command in registry.commands():
+        added = commands.add_parser(command.name, help=command.help, description=command.help)
+        if words[:1] == [command.name]:  # only the plugin whose command is run is imported
+            module = importlib.import_module(command.module)
+            module.add_arguments(added)
+            added.set_defaults(run=module.run)
     return parser
 
 

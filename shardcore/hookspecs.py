@@ -1,11 +1,11 @@
-"""The two hooks of the plugin group ``shardcore``, and the records that a plugin yields.
+"""The hooks of the plugin group ``shardcore``, and the records that a plugin yields.
 
 A plugin is a module, light to import, that an installed distribution names in its metadata::
 
     [project.entry-points.shardcore]
     acme = "shardcore_acme"
 
-It implements one or both hooks of `Hooks`, marked with `hookimpl`. A hook yields records; what they
+It implements one or more hooks of `Hooks`, marked with `hookimpl`. A hook yields records; what they
 name is made when somebody asks for it (see `shardcore.registry`), and only then should anything
 heavy be imported. Hooks may gain arguments in later versions and never lose any; an implementation
 names only those it uses.
@@ -23,7 +23,7 @@ import pluggy
 
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
 
-__all__ = ["BackendSpec", "OptimizerSpec", "Hooks", "hookimpl", "hookspec"]
+__all__ = ["BackendSpec", "CommandSpec", "Hooks", "OptimizerSpec", "hookimpl", "hookspec"]
 
 PROJECT: Final = "shardcore"
 """Name of the entry-point group and of the hooks' project."""
@@ -123,6 +123,43 @@ underscores, starting with a letter, and no keyword, got 'class'
         _check_callable(self.factory, f"factory of optimizer {self.name!r}")
 
 
+@dataclass(frozen=True)
+class CommandSpec:
+    """A command that a plugin adds to the console program ``shardcore``.
+
+    Parameters
+    ----------
+    name : str
+        Lower-case letters, digits and dashes, starting with a letter; what users type.
+    help : str
+        What it does, for the list of commands.
+    module : str
+        A module with ``add_arguments(parser)`` and ``run(arguments)``, imported only when the
+        command line names the command.
+
+    Raises
+    ------
+    ShardcoreValueError
+        If the name breaks the rule.
+
+    Examples
+    --------
+    >>> CommandSpec("estimate", "tell what a step costs", "shardcore_acme.estimate").name
+    'estimate'
+    """
+
+    name: str
+    help: str
+    module: str
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.name, str) and re.fullmatch("[a-z][a-z0-9-]*", self.name)):
+            raise ShardcoreValueError(
+                "name of a command must be lower-case letters, digits and dashes, "
+                f"starting with a letter, got {self.name!r}"
+            )
+
+
 class Hooks:
     """What a plugin can implement."""
 
@@ -173,5 +210,23 @@ class Hooks:
         Returns
         -------
         iterable of OptimizerSpec
+        """
+        return ()
+
+    @hookspec
+    def shardcore_commands(self) -> Iterable[CommandSpec]:
+        """Provide commands of the console program.
+
+        A complete plugin, the module ``shardcore_acme``::
+
+            from shardcore.hookspecs import CommandSpec, hookimpl
+
+            @hookimpl
+            def shardcore_commands():
+                yield CommandSpec("estimate", "tell what a step costs", "shardcore_acme.estimate")
+
+        Returns
+        -------
+        iterable of CommandSpec
         """
         return ()

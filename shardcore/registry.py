@@ -35,7 +35,7 @@ from shardcore.errors import (
     UnavailableError,
     UnknownPluginError,
 )
-from shardcore.hookspecs import PROJECT, BackendSpec, Hooks, OptimizerSpec
+from shardcore.hookspecs import PROJECT, BackendSpec, CommandSpec, Hooks, OptimizerSpec
 
 if TYPE_CHECKING:
     from shardcore.backend import Backend
@@ -44,6 +44,7 @@ __all__ = [
     "BackendInfo",
     "PluginInfo",
     "backends",
+    "commands",
     "get_backend",
     "get_optimizer",
     "optimizers",
@@ -54,7 +55,7 @@ DEFAULT_BACKEND: Final = "cpu"
 FIRST_PARTY: Final = "shardcore"
 RESERVED_PREFIX: Final = "shardcore_"
 
-_Spec = TypeVar("_Spec", BackendSpec, OptimizerSpec)
+_Spec = TypeVar("_Spec", BackendSpec, OptimizerSpec, CommandSpec)
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,16 @@ class _Found:
     plugins: tuple[PluginInfo, ...]
     backends: Mapping[str, tuple[_Provided[BackendSpec], ...]]
     optimizers: Mapping[str, tuple[_Provided[OptimizerSpec], ...]]
+    commands: Mapping[str, tuple[_Provided[CommandSpec], ...]]
+
+
+@dataclass(frozen=True)
+class _Records:
+    """What one plugin yielded."""
+
+    backends: list[BackendSpec]
+    optimizers: list[OptimizerSpec]
+    commands: list[CommandSpec]
 
 
 _lock = threading.RLock()
@@ -173,13 +184,14 @@ def _discover() -> _Found:
     plugins: list[PluginInfo] = []
     backends: dict[str, list[_Provided[BackendSpec]]] = {}
     optimizers: dict[str, list[_Provided[OptimizerSpec]]] = {}
+    commands: dict[str, list[_Provided[CommandSpec]]] = {}
     candidates = [(_describe(entry), entry) for entry in entry_points(group=PROJECT)]
     candidates.sort(key=lambda pair: (not pair[0].first_party, pair[0].identity))
     for plugin, entry in candidates:
         if chosen == "" and not plugin.first_party:
             continue
         try:
-            backend_specs, optimizer_specs = _load(plugin, entry)
+            records = _load(plugin, entry)
         except Exception as error:
             text = " ".join(f"{type(error).__name__}: {error}".split())
             failed = PluginInfo(plugin.name, plugin.provider, plugin.version, text)
@@ -188,16 +200,23 @@ def _discover() -> _Found:
             plugins.append(failed)
             continue
         plugins.append(plugin)
-        for backend in backend_specs:
-            provided = _Provided(backend, plugin.identity)
-            backends.setdefault(backend.name, []).append(provided)
-        for optimizer in optimizer_specs:
-            optimizers.setdefault(optimizer.name, []).append(_Provided(optimizer, plugin.identity))
-    return _Found(
-        tuple(plugins),
-        MappingProxyType({name: tuple(backends[name]) for name in sorted(backends)}),
-        MappingProxyType({name: tuple(optimizers[name]) for name in sorted(optimizers)}),
-    )
+        _attribute(records.backends, plugin, backends)
+        _attribute(records.optimizers, plugin, optimizers)
+        _attribute(records.commands, plugin, commands)
+    return _Found(tuple(plugins), _sorted(backends), _sorted(optimizers), _sorted(commands))
+
+
+def _attribute(
+    specs: list[_Spec], plugin: PluginInfo, known: dict[str, list[_Provided[_Spec]]]
+) -> None:
+    for spec in specs:
+        known.setdefault(spec.name, []).append(_Provided(spec, plugin.identity))
+
+
+def _sorted(
+    known: dict[str, list[_Provided[_Spec]]],
+) -> Mapping[str, tuple[_Provided[_Spec], ...]]:
+    return MappingProxyType({name: tuple(known[name]) for name in sorted(known)})
 
 
 def _describe(entry: EntryPoint) -> PluginInfo:
@@ -208,7 +227,7 @@ def _describe(entry: EntryPoint) -> PluginInfo:
     return PluginInfo(entry.name, provider, version)
 
 
-def _load(plugin: PluginInfo, entry: EntryPoint) -> tuple[list[BackendSpec], list[OptimizerSpec]]:
+def _load(plugin: PluginInfo, entry: EntryPoint) -> _Records:
     """Return the records of one plugin, or raise whatever is wrong with it."""
     if not plugin.first_party:
         _refuse_reserved(entry.name, "entry point")
@@ -218,21 +237,23 @@ def _load(plugin: PluginInfo, entry: EntryPoint) -> tuple[list[BackendSpec], lis
     manager.add_hookspecs(Hooks)
     manager.register(entry.load(), name=plugin.identity)
     manager.check_pending()
-    if not any(
-        caller.get_hookimpls()
-        for caller in (manager.hook.shardcore_backends, manager.hook.shardcore_optimizers)
-    ):
+    hook = manager.hook
+    callers = (hook.shardcore_backends, hook.shardcore_optimizers, hook.shardcore_commands)
+    if not any(caller.get_hookimpls() for caller in callers):
         raise ShardcoreValueError(
-            "it implements no hook; mark shardcore_backends or shardcore_optimizers with @hookimpl"
+            "it implements no hook; mark shardcore_backends, shardcore_optimizers or "
+            "shardcore_commands with @hookimpl"
         )
-    backends = _records(manager.hook.shardcore_backends(), BackendSpec, "shardcore_backends")
-    optimizers = _records(
-        manager.hook.shardcore_optimizers(), OptimizerSpec, "shardcore_optimizers"
+    records = _Records(
+        _records(hook.shardcore_backends(), BackendSpec, "shardcore_backends"),
+        _records(hook.shardcore_optimizers(), OptimizerSpec, "shardcore_optimizers"),
+        _records(hook.shardcore_commands(), CommandSpec, "shardcore_commands"),
     )
     if not plugin.first_party:
-        for name in [spec.name for spec in backends] + [spec.name for spec in optimizers]:
-            _refuse_reserved(name, "name")
-    return backends, optimizers
+        for specs in (records.backends, records.optimizers, records.commands):
+            for spec in specs:
+                _refuse_reserved(spec.name, "name")
+    return records
 
 
 def _refuse_reserved(name: str, what: str) -> None:
@@ -463,6 +484,23 @@ def get_optimizer(name: str) -> Callable[..., Any]:
     if name not in found.optimizers:
         raise _unknown(name, "optimizer", "", found.optimizers)
     return _only(name, "optimizer", found.optimizers[name]).spec.factory
+
+
+def commands() -> list[CommandSpec]:
+    """Return the commands that plugins add to the console program, sorted by name.
+
+    Raises
+    ------
+    PluginConflictError
+        If several plugins provide one name.
+
+    Examples
+    --------
+    >>> [command.name for command in commands()]
+    ['simulate']
+    """
+    found = _discovered().commands
+    return [_only(name, "command", provided).spec for name, provided in found.items()]
 
 
 def plugins() -> list[PluginInfo]:

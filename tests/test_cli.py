@@ -157,3 +157,18 @@ def test_the_command_line_loads_nothing_that_only_the_demo_needs():
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     ).stdout
     assert output.splitlines()[-1] == "[]"
+
+
+def test_a_plugin_adds_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["simulate", "--hosts", "1,2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("26 tables, 204184588 rows")
+    assert [line.split()[0] for line in lines[-2:]] == ["1", "2"]
+
+
+def test_the_module_of_a_command_that_is_not_run_is_not_imported() -> None:
+    script = (
+        "import sys; from shardcore.cli import main; main(['info']); "
+        "assert 'shardcore_sim' in sys.modules; assert 'shardcore_sim.simulate' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, timeout=60)

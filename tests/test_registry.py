@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from shardcore.errors import ShardcoreError, ShardcoreTypeError, ShardcoreValueError
-from shardcore.hookspecs import BackendSpec, Hooks, OptimizerSpec
+from shardcore.hookspecs import BackendSpec, CommandSpec, Hooks, OptimizerSpec
 
 SITE = Path(__file__).parent / "site"
 SETTINGS = ("SHARDCORE_PLUGINS", "SHARDCORE_STRICT_PLUGINS", "SHARDCORE_BACKEND")
@@ -36,6 +36,17 @@ def shown(call, *args, **options):
     except ShardcoreError as error:
         print(f"{type(error).__name__}: {error}")
 """
+
+
+FIRST_PARTY = (
+    *("Adagrad", "AdagradMomentum", "Adam", "AdamW", "Custom", "FTRL", "LAMB", "LARS"),
+    *("RMSProp", "RowwiseAdagrad", "RowwiseAdam", "SGD"),
+)
+
+
+def provided(*more):
+    """Return the names of all optimizers: the first-party ones and those of a plugin."""
+    return tuple(sorted([*FIRST_PARTY, *more]))
 
 
 def python(
@@ -86,7 +97,7 @@ print([name for name in sys.modules if "._update" in name])
 """
     printed = python(code, "good", prelude="").splitlines()
     assert printed == [
-        "['acme', 'cpu', 'sim'] ('Adagrad', 'HeavyBall', 'SGD')",
+        f"['acme', 'cpu', 'sim'] {provided('HeavyBall')}",
         "False",
         "[]",
         "[]",
@@ -160,7 +171,7 @@ print(dir(optimizers))
         "BackendInfo(available=True, reason=None, provider='shardcore-acme:acme')",
         "shardcore-acme:acme (shardcore-acme 1.2)",
         "HeavyBall(learning_rate=0.5, momentum=0.9) True",
-        "['Adagrad', 'HeavyBall', 'SGD', 'UnknownOptimizerError']",
+        str(sorted([*provided("HeavyBall"), "UnknownOptimizerError"])),
     ]
 
 
@@ -214,8 +225,8 @@ except AttributeError as error:
 """
     assert python(code).splitlines() == [
         "UnknownPluginError: unknown backend 'gpu'; available: cpu, sim",
-        "UnknownPluginError: unknown optimizer 'Adamm'; available: Adagrad, SGD",
-        "UnknownOptimizerError: unknown optimizer 'Adamm'; available: Adagrad, SGD",
+        f"UnknownPluginError: unknown optimizer 'Adamm'; available: {', '.join(provided())}",
+        f"UnknownOptimizerError: unknown optimizer 'Adamm'; available: {', '.join(provided())}",
         "UnknownOptimizerError: module 'shardcore.optimizers' has no attribute '_private'",
         "False 7",
         "True True",
@@ -282,7 +293,8 @@ shown(registry.get_optimizer, "Adamm")
         "['broken-plugin:torn']",
         "UnknownPluginError: unknown backend 'gpu'; available: acme, cpu, sim",
         BROKEN,
-        "UnknownPluginError: unknown optimizer 'Adamm'; available: Adagrad, HeavyBall, SGD",
+        "UnknownPluginError: unknown optimizer 'Adamm'; "
+        f"available: {', '.join(provided('HeavyBall'))}",
         BROKEN,
     ]
 
@@ -341,11 +353,11 @@ print(sorted(registry.backends()), registry.optimizers())
         "nothing ShardcoreTypeError: shardcore_optimizers() must yield OptimizerSpec records, "
         "got None",
         "twice ShardcoreValueError: shardcore_optimizers() yields the name 'Twin' twice",
-        "unmarked ShardcoreValueError: it implements no hook; mark shardcore_backends or "
-        "shardcore_optimizers with @hookimpl",
+        "unmarked ShardcoreValueError: it implements no hook; mark shardcore_backends, "
+        "shardcore_optimizers or shardcore_commands with @hookimpl",
         "wrong ShardcoreTypeError: shardcore_backends() must yield BackendSpec records, got "
         "OptimizerSpec(name='Wrong', factory=<class 'dict'>)",
-        "['cpu', 'sim'] ('Adagrad', 'SGD')",
+        f"['cpu', 'sim'] {provided()}",
     ]
 
 
@@ -416,7 +428,7 @@ print(registry.optimizers(), optimizers.Adagrad.__name__)
         *[f"PluginConflictError: {sgd}"] * 3,
         "False shardcore:shardcore_sim and clash-plugin:clash",
         sim,
-        "('Adagrad', 'SGD') Adagrad",
+        f"{provided()} Adagrad",
     ]
 
 
@@ -556,3 +568,12 @@ def test_unknown_optimizer_error_is_a_shardcore_error():
 
     assert issubclass(UnknownOptimizerError, ShardcoreError)
     assert issubclass(UnknownOptimizerError, AttributeError)
+
+
+def test_name_of_a_command():
+    message = (
+        "name of a command must be lower-case letters, digits and dashes, starting with a letter, "
+        "got 'Say hello'"
+    )
+    with pytest.raises(ShardcoreValueError, match=re.escape(message)):
+        CommandSpec("Say hello", "", "acme.hello")

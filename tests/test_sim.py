@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from shardcore_sim.backend import SimBackend
-from shardcore_sim.exchange import Exchange
+from shardcore_sim.exchange import Call, Exchange
 from shardcore_sim.route import occurring, shares
 
 import shardcore as sc
@@ -113,37 +113,44 @@ def test_one_host_exchanges_nothing():
 def test_what_is_sent_is_a_copy():
     links = Exchange(3)
     sent = np.arange(4.0)
-    received = links.send(sent, 0, 2)
-    received[:] = -1
-    np.testing.assert_array_equal(sent, [0, 1, 2, 3])
-    sent[:] = 7
-    np.testing.assert_array_equal(received, [-1] * 4)
-    empty = links.send(sent[:0], 1, 2)
-    assert empty.shape == (0,)
-    assert links.send(sent, 1, 1) is sent
+    with links.call("test") as call:
+        received = call.send(sent, 0, 2, "t")
+        received[:] = -1
+        np.testing.assert_array_equal(sent, [0, 1, 2, 3])
+        sent[:] = 7
+        np.testing.assert_array_equal(received, [-1] * 4)
+        empty = call.send(sent[:0], 1, 2, "t")
+        assert empty.shape == (0,)
+        assert call.send(sent, 1, 1, "t") is sent
     assert links.messages.tolist() == [[0, 0, 1], [0, 0, 0], [0, 0, 0]]
     assert links.bytes.tolist() == [[0, 0, 32], [0, 0, 0], [0, 0, 0]]
+    assert links.by_table["t"].tolist() == [1, 32]
 
 
-def test_hosts_share_no_memory(monkeypatch):
-    e, exchange = two_hosts("ab")
+@pytest.mark.parametrize("placement", ["row", "table", "column", "replicated"])
+@pytest.mark.parametrize("exchange", ["exact", "partial"])
+def test_hosts_share_no_memory(monkeypatch, placement, exchange):
+    backend = SimBackend(hosts=2)
+    table = TableConfig(6, 2, initializer=ROWS, placement=placement, exchange=exchange, name="t")
+    config = {name: FeatureConfig(table) for name in "ab"}
+    e = sc.ShardedEmbedding(config, optimizer=sc.optimizers.SGD(1.0), backend=backend)
     e.build()
-    stores = e._backend._tables["t"]
+    stores = backend._tables["t"].stores
     seen = []
-    send = exchange.send
+    send = Call.send
 
-    def watched(array, source, target):
-        received = send(array, source, target)
+    def watched(call, array, source, target, *rest):
+        received = send(call, array, source, target, *rest)
         if source != target:
             assert not np.shares_memory(received, array)
             assert not any(np.shares_memory(received, store.rows) for store in stores)
             seen.append(array.size)
         return received
 
-    monkeypatch.setattr(exchange, "send", watched)
+    monkeypatch.setattr(Call, "send", watched)
     e.enqueue({"a": BAGS, "b": BAGS[::-1]}, {"a": None, "b": np.ones(8)})
-    e.apply_gradients(e.dequeue())
-    assert sum(size > 0 for size in seen) == exchange.messages.sum()
+    e.apply_gradients(e.dequeue(), weight_gradients=True)
+    assert sum(size > 0 for size in seen) == backend.exchange.messages.sum() > 0
     assert not np.shares_memory(stores[0].rows, stores[1].rows)
 
 
@@ -157,7 +164,7 @@ def test_every_host_holds_its_rows_and_no_other(layout, hosts):
     owned = backend.layout("t")
     assert owned.num_shards == hosts
     held = []
-    stores, copies = backend._tables["t"], e.tables["t"].shards
+    stores, copies = backend._tables["t"].stores, e.tables["t"].shards
     for host, (store, shard) in enumerate(zip(stores, copies, strict=True)):
         rows = owned.global_rows(host)
         assert store.rows.shape == (len(rows), 2)

@@ -1,49 +1,65 @@
 """N hosts in one process, a store each; all that crosses between them is a counted message.
 
-Lookup: every host asks every owner for the distinct rows its bags name, once for all features of a
-table, and combines what comes back. Update: every host sends each bag's gradient once to every
-owner the bag names; the owner sums them in the global order and updates its rows. The results are
-those of a single host, to the last bit.
+Lookup: with ``exchange="exact"`` every host asks every owner for the distinct rows its bags name,
+once for all features of a table, and combines what comes back; with ``"partial"`` every owner sums
+its share of each bag, and the host adds these sums in the order of the owners. Update: every host
+sends each bag's gradient once to every owner the bag names; the owner sums them in the global order
+and updates copies of its rows. When all hosts are ready, and not before, rows are changed.
+
+Exact results are those of a single host, to the last bit. A partial lookup of a bag of n rows
+differs from them, element by element, by at most ``2 g(n + 2) Σ|w·e| / |D|``, where
+``g(k) = k u / (1 - k u)`` and u is 2**-24 (2**-53 for float64 tables): twice the bound for a sum of
+n products in any order, without underflow (Higham, Accuracy and Stability of Numerical Algorithms,
+section 3.1).
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardcore.backend import Backend, TableBatch, TableSpec, TableUpdate
+from shardcore.backend import Backend, FeatureBags, TableBatch, TableSpec, TableUpdate
 from shardcore.batch import joined_gains, scaled
 from shardcore.dtypes import working_dtype
-from shardcore.errors import ShardcoreValueError
-from shardcore.initializers import Zeros
+from shardcore.errors import ShardcoreRuntimeError, ShardcoreValueError
 from shardcore.layout import Layout
+from shardcore.offsets import row_ids_from_row_splits
 from shardcore.shapes import as_count
-from shardcore.store.occurrences import Occurrences, sort_occurrences
-from shardcore.store.segment_reduce import reduce_bags, row_dots
-from shardcore.store.table import StoreTable
-from shardcore_sim.exchange import Exchange
-from shardcore_sim.route import Occurring, Share, occurring, shares
+from shardcore.store.occurrences import Occurrences, every_row, sort_occurrences
+from shardcore.store.segment_reduce import reduce_bags
+from shardcore_sim.cost import CostModel, as_cost
+from shardcore_sim.exchange import Call, Exchange, HostLostError
+from shardcore_sim.faults import Fault, as_faults, as_number
+from shardcore_sim.placement import Placement, Write, home_layout, host_bytes, place
+from shardcore_sim.report import SimReport, TableReport
+from shardcore_sim.route import Occurring, Share, occurring, own_splits, shares
 
 __all__ = ["SimBackend"]
+
+_COMBINE = 2  # the stage of a lookup after requests and answers
+
+Found = list[list[list[Occurring]]]
 
 
 @dataclass(eq=False)
 class Route:
     """How one table's batch was cut by host, and what its update will need.
 
-    `found[feature][host][owner]`; `rows[host]` are the rows the host received, `places[feature]
-    [host]` where in them each of its ids stands. `merged[owner]` is ready where training is.
+    `found[feature][host][shard]`, the shards being those of the placement's lookup layout;
+    `found_to_update` the same for its update layout. `merged`, one per updater, is ready where
+    training is.
     """
 
     shares: list[list[Share]]
-    found: list[list[list[Occurring]]]
-    rows: list[NDArray[Any]]
-    places: list[list[NDArray[np.int64]]]
+    found: Found
+    found_to_update: Found
     merged: list[Occurrences] | None = None
 
 
@@ -53,11 +69,25 @@ class SimBackend(Backend):
     Parameters
     ----------
     hosts : int, >= 1
+    faults : sequence of fault records
+        What goes wrong when; see `shardcore_sim.faults`.
+    cost : CostModel, optional
+        What the simulated clock counts, and how much memory a host has.
+    retries : int, >= 0
+        How often a message that did not arrive is sent again before the call fails.
+    timeout : float, >= 0
+        Simulated seconds after which it is.
 
     Raises
     ------
     ShardcoreTypeError, ShardcoreValueError
-        If `hosts` is not such an integer.
+        If an argument breaks its rule.
+
+    Notes
+    -----
+    A call that fails for want of a message has changed nothing and can be made again. When a host
+    is lost its rows are gone: every later call raises, until `begin_restore`, a write of every row
+    of every table and slot, and `end_restore`.
 
     Examples
     --------
@@ -67,15 +97,31 @@ class SimBackend(Backend):
     """
 
     name = "sim"
+    quantizes = True
 
-    def __init__(self, hosts: int = 2) -> None:
+    def __init__(
+        self,
+        hosts: int = 2,
+        faults: Sequence[Fault] = (),
+        cost: CostModel | None = None,
+        retries: int = 3,
+        timeout: float = 1e-3,
+    ) -> None:
         super().__init__()
         self._hosts = as_count(hosts, "hosts")
-        self._exchange = Exchange(self._hosts)
-        self._tables: dict[str, list[StoreTable]] = {}
-        self._layouts: dict[str, Layout] = {}
-        self._rows_requested = 0
-        self._counting = threading.Lock()  # lookups come from any thread
+        self._exchange = Exchange(
+            self._hosts,
+            as_cost(cost),
+            as_faults(faults, self._hosts),
+            as_count(retries, "retries", 0),
+            as_number(timeout, "timeout"),
+        )
+        self._tables: dict[str, Placement] = {}
+        self._host_bytes: dict[str, list[int]] = {}
+        self._changing = threading.RLock()
+        self._broken: str | None = None
+        # While a broken cluster is restored: which rows of which table and slot were written.
+        self._restored: dict[tuple[str, str | None], NDArray[np.bool_]] | None = None
 
     @property
     def num_hosts(self) -> int:
@@ -84,230 +130,473 @@ class SimBackend(Backend):
 
     @property
     def exchange(self) -> Exchange:
-        """The links between the hosts, with their counters."""
+        """The links between the hosts, with their counters and the clock."""
         return self._exchange
 
+    @property
+    def simulated_seconds(self) -> float:
+        """How long all calls took, by the cost model."""
+        return self._exchange.seconds
+
     def layout(self, table: str) -> Layout:
-        """Return which host, as a shard, holds which row."""
-        return self._layouts[table]
+        """Return which host, as a shard, each row belongs to.
+
+        Rows of placement "column" or "replicated" are on every host, in part or as a whole.
+        """
+        return self._tables[table].layout
+
+    # --- tables ----------------------------------------------------------------------------------
 
     def create_table(self, spec: TableSpec) -> None:
-        """Create each host's rows and slots in a store of its own."""
-        if spec.placement != "row":
-            raise ShardcoreValueError(
-                f"table {spec.name!r}: backend 'sim' places tables by row, "
-                f"got placement {spec.placement!r}"
-            )
-        if spec.exchange != "exact":
-            raise ShardcoreValueError(
-                f"table {spec.name!r}: backend 'sim' exchanges rows exactly, "
-                f"got exchange {spec.exchange!r}"
-            )
-        self.specs[spec.name] = spec
-        layout = super().layout(spec.name)
-        stores = []
-        try:
-            for host in range(self._hosts):
-                size = int(layout.shard_sizes[host])
-                store = StoreTable(size, spec.dim, spec.dtype, spec.optimizer)
-                if not isinstance(spec.initializer, Zeros):  # a page not touched costs nothing
-                    store.initialise(spec.initializer, layout.row_range(host), spec.seed)
-                stores.append(store)
-        except BaseException:
-            del self.specs[spec.name]
-            raise
-        self._layouts[spec.name] = layout
-        self._tables[spec.name] = stores
+        """Create each host's rows and slots in a store of its own.
+
+        Raises
+        ------
+        ShardcoreValueError
+            If a host has not the memory for it.
+        """
+        with self._changing:
+            self._check_whole()
+            held = [sum(sizes) for sizes in zip(*self._host_bytes.values(), strict=True)]
+            held = held or [0] * self._hosts
+            layout = home_layout(spec, self._hosts, held)
+            sizes = host_bytes(spec, layout)
+            self._check_memory(spec, held, sizes)
+            placement = place(spec, layout)
+            placement.create()
+            self._tables[spec.name] = placement
+            self._host_bytes[spec.name] = sizes
+            self.specs[spec.name] = spec
+
+    def _check_memory(self, spec: TableSpec, held: Sequence[int], sizes: Sequence[int]) -> None:
+        limit = self._exchange.cost.memory
+        for host, (before, size) in enumerate(zip(held, sizes, strict=True)):
+            if limit is not None and before + size > limit:
+                raise ShardcoreValueError(
+                    f"table {spec.name!r} does not fit: host {host} has {limit} bytes, "
+                    f"holds {before} and would need {size} more"
+                )
 
     def drop_table(self, table: str) -> None:
         """Forget a table on every host."""
-        for tables in (self._tables, self._layouts, self.specs):
-            del tables[table]
+        with self._changing:
+            for tables in (self._tables, self._host_bytes, self.specs):
+                del tables[table]
 
     def gather(self, table: str, slot: str | None, rows: NDArray[np.int64]) -> NDArray[Any]:
         """Return copies of rows in request order."""
-        local, row_splits, inverse = self._layouts[table].partition(rows)
-        parts = [
-            store.gather(slot, local[row_splits[host] : row_splits[host + 1]])
-            for host, store in enumerate(self._tables[table])
-        ]
-        gathered: NDArray[Any] = np.concatenate(parts)[inverse]
-        return gathered
+        self._check_whole()
+        placement = self._tables[table]
+        with placement.lock.reading():
+            return placement.gather(slot, rows)
 
     def scatter(
         self, table: str, slot: str | None, rows: NDArray[np.int64], values: NDArray[Any]
     ) -> None:
         """Overwrite distinct rows."""
-        local, row_splits, inverse = self._layouts[table].partition(rows)
-        grouped = np.empty_like(values)
-        grouped[inverse] = values
-        for host, store in enumerate(self._tables[table]):
-            part = slice(row_splits[host], row_splits[host + 1])
-            store.scatter(slot, local[part], grouped[part])
+        placement = self._tables[table]
+        with self._changing:
+            restored = self._restored
+            if restored is None:
+                self._check_whole()
+            writes = placement.writes(slot, rows, values)
+            with placement.lock.writing():
+                _write(placement, writes)
+            if restored is not None:
+                restored[table, slot][rows] = True
+
+    # --- what breaks, and how it is mended -------------------------------------------------------
+
+    def _check_whole(self) -> None:
+        if self._broken is not None:
+            raise ShardcoreRuntimeError(
+                f"the cluster is broken until a checkpoint is restored: {self._broken}"
+            )
+
+    @contextlib.contextmanager
+    def _call(self, name: str) -> Iterator[Call]:
+        """Begin a call; a host that is lost in it leaves the cluster broken."""
+        self._check_whole()
+        with self._exchange.call(name) as call:
+            try:
+                yield call
+            except HostLostError as error:
+                self._break(str(error))
+                raise
+
+    def _break(self, reason: str) -> None:
+        self._broken, self._restored = reason, None
+
+    def begin_restore(self) -> None:
+        """Let a broken cluster, whose lost hosts have been replaced, be written to.
+
+        On one that is not broken it does nothing.
+        """
+        with self._changing:
+            if self._broken is None:
+                return
+            self._restored = {
+                (name, slot): np.zeros(spec.num_rows, np.bool_)
+                for name, spec in self.specs.items()
+                for slot in (
+                    None,
+                    *(one.name for one in (spec.optimizer.slots if spec.optimizer else ())),
+                )
+            }
+
+    def end_restore(self) -> None:
+        """Declare a cluster that was broken whole again.
+
+        Raises
+        ------
+        ShardcoreRuntimeError
+            If a row of a table or slot was not written since `begin_restore`, or that was not
+            called; the cluster stays broken.
+        """
+        with self._changing:
+            if self._broken is None:
+                return
+            if self._restored is None:
+                raise ShardcoreRuntimeError("end_restore came without begin_restore")
+            for (table, slot), written in self._restored.items():
+                if not written.all():
+                    what = f"table {table!r}" if slot is None else f"slot {slot!r} of {table!r}"
+                    raise ShardcoreRuntimeError(
+                        f"the restore is not complete: row {int(np.argmin(written))} of {what} "
+                        "was not written"
+                    )
+            self._broken = self._restored = None
 
     # --- lookup ----------------------------------------------------------------------------------
 
     def lookup(self, batches: Sequence[TableBatch]) -> list[list[NDArray[Any]]]:
-        """Send every host the rows its bags name, and combine them there."""
-        return [self._lookup_table(batch) for batch in batches]
+        """Send every host the rows its bags name, or their sums, and combine them there."""
+        with self._call("lookup") as call:
+            return [self._look_up(call, batch) for batch in batches]
 
-    def _lookup_table(self, batch: TableBatch) -> list[NDArray[Any]]:
-        route = batch.route = self._route(batch)
+    def _look_up(self, call: Call, batch: TableBatch) -> list[NDArray[Any]]:
+        placement = self._tables[batch.table]
+        cuts = [shares(bags, self._hosts) for bags in batch.features]
+        found = _cut(batch, cuts, placement.lookup_layout)
+        route = Route(cuts, found, found)
+        for host in range(self._hosts):
+            ids = sum(cut[host].ids.stop - cut[host].ids.start for cut in cuts)
+            row = placement.spec.dim * placement.spec.dtype.itemsize
+            call.work(host, call.cost.id_seconds(ids))
+            call.work(host, call.cost.row_seconds(ids, ids * row), _COMBINE)
+        combine = self._pooled if placement.spec.exchange == "partial" else self._fetched
+        with placement.lock.reading():
+            activations = combine(call, placement, batch, route)
         if batch.training:
-            route.merged = self._merge(batch, (True,) * len(batch.features))
-        dim = self.specs[batch.table].dim
-        value = working_dtype(self.specs[batch.table].dtype)
+            if placement.update_layout is not placement.lookup_layout:
+                route.found_to_update = _cut(batch, cuts, placement.update_layout)
+            route.merged = self._merge(call, batch, route, (True,) * len(cuts), told=True)
+        batch.route = route
+        return activations
+
+    def _fetched(
+        self, call: Call, placement: Placement, batch: TableBatch, route: Route
+    ) -> list[NDArray[Any]]:
+        """Let every host fetch the rows it needs, and combine them."""
+        dim, value = placement.spec.dim, working_dtype(placement.spec.dtype)
+        activations = [np.empty((bags.num_bags, dim), value) for bags in batch.features]
+        for host in range(self._hosts):
+            rows, places = self._fetch(call, placement, route, host)
+            rows = placement.spec.as_looked_up(rows)
+            for feature, bags in enumerate(batch.features):
+                share = route.shares[feature][host]
+                reduce_bags(
+                    rows,
+                    places[feature],
+                    own_splits(bags, share),
+                    None if bags.weights is None else bags.weights[share.ids],
+                    None if bags.divisors is None else bags.divisors[share.bags],
+                    activations[feature][share.bags],
+                )
+        return activations
+
+    def _fetch(
+        self, call: Call, placement: Placement, route: Route, host: int
+    ) -> tuple[NDArray[Any], list[NDArray[np.int64]]]:
+        """Return the rows `host` needs, and per feature where among them each id's row stands."""
+        places = [
+            np.empty(cut[host].ids.stop - cut[host].ids.start, np.int64) for cut in route.shares
+        ]
+        received, base = [], 0
+        for shard in range(placement.lookup_layout.num_shards):
+            parts = [found[host][shard] for found in route.found]
+            wanted, place_of = np.unique(
+                np.concatenate([part.rows for part in parts]), return_inverse=True
+            )
+            received.append(placement.fetch(call, host, shard, wanted))
+            at = 0
+            for part, where in zip(parts, places, strict=True):
+                where[part.positions] = place_of[at : at + part.rows.size] + base
+                at += part.rows.size
+            base += wanted.size
+        return np.concatenate(received), places
+
+    def _pooled(
+        self, call: Call, placement: Placement, batch: TableBatch, route: Route
+    ) -> list[NDArray[Any]]:
+        """Let the owners sum their shares of the bags, and every host add these sums."""
+        dim, value = placement.spec.dim, working_dtype(placement.spec.dtype)
         activations = []
         for feature, bags in enumerate(batch.features):
             out = np.empty((bags.num_bags, dim), value)
             for host, share in enumerate(route.shares[feature]):
-                splits = _own_splits(bags.row_splits, share)
+                weights = None if bags.weights is None else bags.weights[share.ids]
+                sums, named = [np.empty((0, dim), value)], [np.empty(0, np.int64)]
+                for shard, part in enumerate(route.found[feature][host]):
+                    if part.rows.size:
+                        factors = None if weights is None else weights[part.positions]
+                        sums.append(
+                            placement.pool(call, host, shard, part.rows, part.row_splits, factors)
+                        )
+                        named.append(part.bags)
+                # The sums are a table, and its rows a bag's in the order of the owners.
+                bag_of = np.concatenate(named) - share.bags.start
+                counts = np.bincount(bag_of, minlength=share.bags.stop - share.bags.start)
                 reduce_bags(
-                    route.rows[host],
-                    route.places[feature][host],
-                    splits,
-                    None if bags.weights is None else bags.weights[share.ids],
+                    np.concatenate(sums),
+                    np.argsort(bag_of, kind="stable"),
+                    np.concatenate(([0], np.cumsum(counts))).astype(np.int64),
+                    None,
                     None if bags.divisors is None else bags.divisors[share.bags],
                     out[share.bags],
                 )
             activations.append(out)
         return activations
 
-    def _route(self, batch: TableBatch) -> Route:
-        layout = self._layouts[batch.table]
-        cuts = [shares(bags, self._hosts) for bags in batch.features]
-        found = [
-            [occurring(bags, share, layout) for share in cut]
-            for bags, cut in zip(batch.features, cuts, strict=True)
-        ]
-        route = Route(cuts, found, [], [[] for _ in batch.features])
-        for host in range(self._hosts):
-            self._fetch(batch, route, host)
-        return route
-
-    def _fetch(self, batch: TableBatch, route: Route, host: int) -> None:
-        """Request the rows `host` needs, and say where in the answer each of its ids stands."""
-        places = [
-            np.empty(cut[host].ids.stop - cut[host].ids.start, np.int64) for cut in route.shares
-        ]
-        received, base = [], 0
-        for owner, store in enumerate(self._tables[batch.table]):
-            parts = [found[host][owner] for found in route.found]
-            wanted, place = np.unique(
-                np.concatenate([part.rows for part in parts]), return_inverse=True
-            )
-            with self._counting:
-                self._rows_requested += wanted.size
-            request = self._exchange.send(wanted, host, owner)
-            received.append(self._exchange.send(store.gather(None, request), owner, host))
-            at = 0
-            for part, where in zip(parts, places, strict=True):
-                where[part.positions] = place[at : at + part.rows.size] + base
-                at += part.rows.size
-            base += wanted.size
-        route.rows.append(np.concatenate(received))
-        for feature, where in enumerate(places):
-            route.places[feature].append(where)
-
     # --- update ----------------------------------------------------------------------------------
 
-    def _merge(self, batch: TableBatch, active: tuple[bool, ...]) -> list[Occurrences]:
-        """Put each owner's occurrences into the global order, and sort them by row.
+    def _merge(
+        self, call: Call, batch: TableBatch, route: Route, active: tuple[bool, ...], told: bool
+    ) -> list[Occurrences]:
+        """Put each updater's occurrences into the global order, and sort them by row.
 
-        What an owner must be told of the hosts' bags (which row each names, which gradient it will
-        get, with what gain) is sent here.
+        What it must be told of the hosts' bags (which row each names, which gradient it will get,
+        with what gain) is sent here, but for what `pool` has told it in the same call.
         """
-        layout = self._layouts[batch.table]
-        value = working_dtype(self.specs[batch.table].dtype)
+        placement = self._tables[batch.table]
+        value = working_dtype(placement.spec.dtype)
+        known = told and placement.spec.exchange == "partial" and placement.updaters_pool
         merged = []
-        for owner in range(self._hosts):
-            rows, sources, gains, base = [], [], [], 0
-            for host, part in self._parts_of(batch, owner, active):
-                send = self._exchange.send
-                rows.append(send(part.rows, host, owner))
-                sources.append(send(part.sources, host, owner) + np.int32(base))
-                gains.append(
-                    (part.rows.size, None if part.gains is None else send(part.gains, host, owner))
-                )
+        for updater, shard in placement.updaters:
+            rows: list[Any] = []
+            sources, gains, base = [], [], 0
+            for host, part in _parts_of(route, shard, active):
+                if known:
+                    rows.append(part.rows.copy())
+                    own_sources = row_ids_from_row_splits(part.row_splits).astype(np.int32)
+                else:
+                    rows.append(call.send(part.rows, host, updater, batch.table))
+                    own_sources = call.send(part.sources, host, updater, batch.table)
+                sources.append(own_sources + np.int32(base))
+                gain = part.gains
+                if gain is not None:
+                    gain = call.send(gain, host, updater, batch.table)
+                gains.append((part.rows.size, gain))
                 base += part.bags.size
+            call.work(updater, call.cost.id_seconds(sum(part.size for part in rows)))
             merged.append(
                 sort_occurrences(
                     np.concatenate(rows),
                     np.concatenate(sources),
                     joined_gains(gains, value),
-                    int(layout.shard_sizes[owner]),
+                    int(placement.update_layout.shard_sizes[shard]),
                 )
             )
         return merged
 
-    def _parts_of(
-        self, batch: TableBatch, owner: int, active: tuple[bool, ...]
-    ) -> list[tuple[int, Occurring]]:
-        """Return (host, namings of the owner's rows) in the order (feature, host)."""
-        return [
-            (host, found[owner])
-            for feature, used in zip(batch.route.found, active, strict=True)
-            if used
-            for host, found in enumerate(feature)
-        ]
-
     def apply(self, updates: Sequence[TableUpdate]) -> None:
-        """Send every owner the gradients of the bags that name its rows, and update them there."""
-        for update in updates:
-            batch, active = update.batch, update.active
-            merged = batch.route.merged if all(active) else self._merge(batch, active)
-            layout = self._layouts[batch.table]
-            gradients = [
-                None if gradient is None else scaled(bags, gradient)
-                for bags, gradient in zip(batch.features, update.gradients, strict=True)
-            ]
-            for owner, store in enumerate(self._tables[batch.table]):
-                received = [
-                    self._exchange.send(gradient[found[owner].bags], host, owner)
-                    for feature, gradient in zip(batch.route.found, gradients, strict=True)
+        """Send every owner the gradients of the bags that name its rows, and update them there.
+
+        No host changes a row before all hosts of all tables have received all they need and know
+        their new rows.
+        """
+        with self._changing, self._call("apply") as call:
+            staged, unique = [], 0
+            for update in updates:
+                placement = self._tables[update.batch.table]
+                writes, rows = self._stage(call, placement, update)
+                staged += [(placement, write) for write in writes]
+                unique += rows
+            self._commit(call, staged)
+            self.count_unique_rows(unique)
+
+    def _stage(
+        self, call: Call, placement: Placement, update: TableUpdate
+    ) -> tuple[list[Write], int]:
+        """Return what one table's update writes on each host, and how many rows it touches."""
+        batch, active, route = update.batch, update.active, update.batch.route
+        merged = route.merged
+        if not all(active):
+            merged = self._merge(call, batch, route, active, told=False)
+        gradients = [
+            None if gradient is None else scaled(bags, gradient)
+            for bags, gradient in zip(batch.features, update.gradients, strict=True)
+        ]
+        optimizer = placement.spec.optimizer
+        assert optimizer is not None, "the engine trains tables with an optimizer only"
+        writes: list[Write] = []
+        touched: dict[int, int] = {}
+        for (updater, shard), occurrences in zip(placement.updaters, merged, strict=True):
+            received = np.concatenate(
+                [
+                    call.send(gradient[found[shard].bags], host, updater, batch.table)
+                    for feature, gradient in zip(route.found_to_update, gradients, strict=True)
                     if gradient is not None
                     for host, found in enumerate(feature)
                 ]
-                occurrences = merged[owner]
-                store.apply(
-                    occurrences,
-                    layout.global_of(owner, occurrences.rows),
-                    np.concatenate(received),
-                    update.hyper,
-                    update.step,
-                )
+            )
+            touched[shard] = occurrences.rows.size
+            if not optimizer.lazy:
+                rows = int(placement.update_layout.shard_sizes[shard])
+                occurrences = every_row(occurrences, rows)
+            if occurrences.rows.size:
+                writes += placement.stage(call, updater, shard, occurrences, received, update)
+        return writes, sum(touched.values())
+
+    def _commit(self, call: Call, staged: Sequence[tuple[Placement, Write]]) -> None:
+        """Let the hosts, one after the other, change their rows."""
+        with contextlib.ExitStack() as locks:
+            for placement in {id(placement): placement for placement, _ in staged}.values():
+                locks.enter_context(placement.lock.writing())
+            changed: list[int] = []
+            try:
+                for host in range(self._hosts):
+                    call.committing(host, changed)
+                    for placement, write in staged:
+                        if write.host == host:
+                            _write(placement, [write])
+                    changed.append(host)
+            except HostLostError:
+                raise
+            except BaseException as error:
+                self._break(f"{type(error).__name__} while hosts changed their rows")
+                raise
 
     def weight_dots(self, update: TableUpdate) -> list[NDArray[Any] | None]:
-        """Return each id's row times its bag's gradient, from the rows that the hosts hold."""
+        """Return each id's row, as it is now, times its bag's gradient."""
         batch, route = update.batch, update.batch.route
+        placement = self._tables[batch.table]
+        partial = placement.spec.exchange == "partial"
+        multiply: Callable[..., NDArray[Any]] = (
+            placement.dots if partial else placement.dots_of_fetched
+        )
         dots: list[NDArray[Any] | None] = []
-        for feature, (bags, gradient) in enumerate(
-            zip(batch.features, update.gradients, strict=True)
-        ):
-            if gradient is None:
-                dots.append(None)
-                continue
-            out = np.empty(bags.ids.size, gradient.dtype)
-            for host, share in enumerate(route.shares[feature]):
-                out[share.ids] = row_dots(
-                    route.rows[host],
-                    route.places[feature][host],
-                    _own_splits(bags.row_splits, share),
-                    np.ascontiguousarray(gradient[share.bags]),
-                )
-            dots.append(out)
+        with self._call("weight_dots") as call, placement.lock.reading():
+            for feature, (bags, gradient) in enumerate(
+                zip(batch.features, update.gradients, strict=True)
+            ):
+                if gradient is None:
+                    dots.append(None)
+                    continue
+                out = np.empty(bags.ids.size, gradient.dtype)
+                for host, share in enumerate(route.shares[feature]):
+                    for shard, part in enumerate(route.found[feature][host]):
+                        if part.rows.size:
+                            own = np.ascontiguousarray(gradient[part.bags])
+                            found = multiply(call, host, shard, part.rows, part.row_splits, own)
+                            out[share.ids][part.positions] = found
+                dots.append(out)
         return dots
 
+    # --- what can be seen ------------------------------------------------------------------------
+
+    def report(self) -> SimReport:
+        """Return what was counted since the backend was made."""
+        links, none = self._exchange, np.zeros(self._hosts, np.int64)
+        tables = {}
+        for name, spec in self.specs.items():
+            messages, nbytes = links.by_table.get(name, (0, 0))
+            tables[name] = TableReport(
+                spec.placement,
+                spec.exchange,
+                int(messages),
+                int(nbytes),
+                links.served.get(name, none).copy(),
+                links.updated.get(name, none).copy(),
+                np.array(self._host_bytes[name], np.int64),
+            )
+        return SimReport(
+            self._hosts,
+            links.calls,
+            links.seconds,
+            links.messages.copy(),
+            links.bytes.copy(),
+            tables,
+            dict(links.events),
+            tuple(links.pending),
+            self._broken,
+        )
+
     def counters(self) -> dict[str, int]:
-        """Return what was exchanged: messages, bytes, and rows asked for."""
-        return {
-            "messages_exchanged": int(self._exchange.messages.sum()),
-            "bytes_exchanged": int(self._exchange.bytes.sum()),
-            "rows_requested": self._rows_requested,
+        """Return what was exchanged since the backend was made.
+
+        Returns
+        -------
+        dict of str to int
+            ``unique_rows``, as every backend; ``messages_exchanged``, ``bytes_exchanged``;
+            ``rows_requested`` (rows that hosts read for each other and themselves) and
+            ``rows_updated`` (on all hosts that do so); ``calls``,
+            ``simulated_nanoseconds``; messages ``lost``, ``retried``, ``late``, ``discarded``;
+            ``hot_host`` (the one that read and updated most rows) and ``hot_host_rows``; and
+            messages and bytes per link, ``bytes_exchanged/0->1``, and per table,
+            ``bytes_exchanged/table/<name>``, beside its rows.
+        """
+        report, links = self.report(), self._exchange
+        rows = report.host_rows
+        counted = {
+            **super().counters(),
+            "messages_exchanged": int(links.messages.sum()),
+            "bytes_exchanged": int(links.bytes.sum()),
+            "rows_requested": sum(int(one.sum()) for one in links.served.values()),
+            "rows_updated": sum(int(one.sum()) for one in links.updated.values()),
+            "calls": links.calls,
+            "simulated_nanoseconds": round(links.seconds * 1e9),
+            "hot_host": report.hot_hosts[0],
+            "hot_host_rows": int(rows.max()),
         }
+        counted.update({f"messages_{event}": count for event, count in links.events.items()})
+        for source, target in np.argwhere(links.messages):
+            link = f"{source}->{target}"
+            counted[f"messages_exchanged/{link}"] = int(links.messages[source, target])
+            counted[f"bytes_exchanged/{link}"] = int(links.bytes[source, target])
+        for name, table in report.tables.items():
+            counted[f"messages_exchanged/table/{name}"] = table.messages
+            counted[f"bytes_exchanged/table/{name}"] = table.bytes
+            counted[f"rows_requested/table/{name}"] = int(table.rows_served.sum())
+            counted[f"rows_updated/table/{name}"] = int(table.rows_updated.sum())
+        return counted
+
+    def close(self) -> None:
+        """Give everything back."""
+        self._tables.clear()
+        self._host_bytes.clear()
+        super().close()
 
 
-def _own_splits(row_splits: NDArray[np.int64], share: Share) -> NDArray[np.int64]:
-    splits: NDArray[np.int64] = row_splits[share.bags.start : share.bags.stop + 1]
-    own: NDArray[np.int64] = splits - splits[0]
-    return own
+def _cut(batch: TableBatch, cuts: list[list[Share]], layout: Layout) -> Found:
+    """Return, per feature, host and shard of a layout, the namings of its rows."""
+
+    def of_feature(bags: FeatureBags, cut: list[Share]) -> list[list[Occurring]]:
+        return [occurring(bags, share, layout) for share in cut]
+
+    return list(itertools.starmap(of_feature, zip(batch.features, cuts, strict=True)))
+
+
+def _parts_of(
+    route: Route, shard: int, active: tuple[bool, ...]
+) -> Iterator[tuple[int, Occurring]]:
+    """Yield (host, namings of the shard's rows) in the order (feature, host)."""
+    for feature, used in zip(route.found_to_update, active, strict=True):
+        if used:
+            for host, found in enumerate(feature):
+                yield host, found[shard]
+
+
+def _write(placement: Placement, writes: Sequence[Write]) -> None:
+    for host, slot, rows, values in writes:
+        placement.stores[host].scatter(slot, rows, values)

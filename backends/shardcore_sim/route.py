@@ -22,11 +22,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardcore.batch import FeatureBags, gains_of
+from shardcore.batch import FeatureBags
 from shardcore.layout import Layout
 from shardcore.offsets import row_ids_from_row_splits
+from shardcore.store.segment_reduce import occurrence_gains
 
-__all__ = ["Occurring", "Share", "occurring", "shares"]
+__all__ = ["Occurring", "Share", "occurring", "own_splits", "shares"]
 
 Ints = NDArray[np.int32] | NDArray[np.int64]
 
@@ -62,6 +63,19 @@ class Occurring:
     sources: NDArray[np.int32]
     gains: NDArray[Any] | None
 
+    @property
+    def row_splits(self) -> NDArray[np.int64]:
+        """Where the namings of each of `bags` begin and end."""
+        counts = np.bincount(self.sources, minlength=self.bags.size)
+        return np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+
+
+def own_splits(bags: FeatureBags, share: Share) -> NDArray[np.int64]:
+    """Return the row splits of a share's bags, from 0 on."""
+    splits: NDArray[np.int64] = bags.row_splits[share.bags.start : share.bags.stop + 1]
+    own: NDArray[np.int64] = splits - splits[0]
+    return own
+
 
 def shares(bags: FeatureBags, hosts: int) -> list[Share]:
     """Return each host's share of a feature's bags.
@@ -88,9 +102,12 @@ def occurring(bags: FeatureBags, share: Share, layout: Layout) -> list[Occurring
     order = np.empty_like(inverse)
     order[inverse] = np.arange(inverse.size)
     first = share.bags.start
-    splits = bags.row_splits[first : share.bags.stop + 1] - bags.row_splits[first]
+    splits = own_splits(bags, share)
     bag_of = row_ids_from_row_splits(splits) + first
-    gains = gains_of(bags)
+    gains = None
+    if bags.weights is not None:
+        divisors = None if bags.divisors is None else bags.divisors[share.bags]
+        gains = occurrence_gains(splits, bags.weights[share.ids], divisors)
     found = []
     for owner in range(layout.num_shards):
         group = slice(int(row_splits[owner]), int(row_splits[owner + 1]))
@@ -102,7 +119,7 @@ def occurring(bags: FeatureBags, share: Share, layout: Layout) -> list[Occurring
                 positions,
                 distinct,
                 sources.astype(np.int32),
-                None if gains is None else gains[share.ids][positions],
+                None if gains is None else gains[positions],
             )
         )
     return found

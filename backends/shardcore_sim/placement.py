@@ -1,0 +1,596 @@
+"""What of a table each host holds, and how the others reach it.
+
+* `RowPlacement`: a row is on one host, the layout says on which. A table that is on one host as a
+  whole is the same, with a layout that gives all rows to it.
+* `ColumnPlacement`: every host has a range of columns of all rows. An update needs whole rows
+  (norms are per row), so the host that the layout names, the row's *home*, fetches the columns,
+  updates the row and sends the columns back. Row slots stay at home.
+* `ReplicatedPlacement`: every host has everything, and makes every update.
+
+Nothing is changed by `stage`: it returns what is to be written, where, once every host is ready.
+"""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardcore.batch import TableSpec, TableUpdate
+from shardcore.dtypes import working_dtype
+from shardcore.initializers import Zeros, fill
+from shardcore.layout import Layout
+from shardcore.store.lock import ReadWriteLock
+from shardcore.store.memory import aligned_zeros
+from shardcore.store.occurrences import Occurrences
+from shardcore.store.segment_reduce import reduce_bags, row_dots
+from shardcore.store.table import StoreTable
+from shardcore_sim.exchange import Call
+
+__all__ = [
+    "ColumnPlacement",
+    "Placement",
+    "ReplicatedPlacement",
+    "RowPlacement",
+    "Write",
+    "host_bytes",
+    "place",
+]
+
+Ints = NDArray[np.int32] | NDArray[np.int64]
+
+# Stages of an apply: gradients travel in the first, columns in the others.
+_ASK, _FETCH, _RETURN = 1, 2, 3
+
+
+class Write(NamedTuple):
+    """Rows of a host's store that are to be overwritten."""
+
+    host: int
+    slot: str | None
+    rows: NDArray[np.int64]
+    values: NDArray[Any]
+
+
+def host_bytes(spec: TableSpec, layout: Layout) -> list[int]:
+    """Return the bytes of rows and slots of a table on each host.
+
+    Examples
+    --------
+    >>> spec = TableSpec("t", 10, 4, np.dtype("float32"), Zeros(), 0)
+    >>> host_bytes(spec, Layout.div(10, 3))
+    [64, 48, 48]
+    """
+    slots = spec.optimizer.slots if spec.optimizer is not None else ()
+    element, per_row = spec.dtype.itemsize, 0
+    for slot in slots:
+        size = slot.storage_dtype(spec.dtype).itemsize
+        if slot.kind == "element":
+            element += size
+        else:
+            per_row += size
+    homes = layout.shard_sizes.tolist()
+    if spec.placement == "column":
+        columns = Layout.div(spec.dim, layout.num_shards).shard_sizes.tolist()
+        pairs = zip(columns, homes, strict=True)
+        return [spec.num_rows * c * element + rows * per_row for c, rows in pairs]
+    if spec.placement == "replicated":
+        homes = [spec.num_rows] * layout.num_shards
+    return [rows * (spec.dim * element + per_row) for rows in homes]
+
+
+def home_layout(spec: TableSpec, hosts: int, held: Sequence[int]) -> Layout:
+    """Return which host each row belongs to.
+
+    A table of placement "table" goes to the host that holds the fewest bytes so far, the first of
+    them if there are several.
+
+    Examples
+    --------
+    >>> spec = TableSpec("t", 4, 1, np.dtype("float32"), Zeros(), 0, placement="table")
+    >>> home_layout(spec, 3, held=[8, 0, 0]).shard_sizes
+    array([0, 4, 0])
+    """
+    if spec.placement == "table":
+        host = min(range(hosts), key=lambda one: held[one])
+        return Layout.from_sizes([spec.num_rows if one == host else 0 for one in range(hosts)])
+    make = Layout.mod if spec.layout == "mod" else Layout.div
+    return make(spec.num_rows, hosts)
+
+
+class Placement(ABC):
+    """One table on all hosts.
+
+    Attributes
+    ----------
+    spec : TableSpec
+    layout : Layout
+        Which host each row belongs to.
+    stores : list of StoreTable
+        One per host.
+    lookup_layout, update_layout : Layout
+        How ids are cut for `fetch` and `pool`, and for `stage`: a shard of theirs is asked for at
+        once.
+    lock : ReadWriteLock
+        Held alone while rows change, so that no lookup sees a row of which one host has changed
+        its part.
+    """
+
+    def __init__(self, spec: TableSpec, layout: Layout) -> None:
+        self.spec = spec
+        self.layout = layout
+        self.hosts = layout.num_shards
+        self.lock = ReadWriteLock()
+        self.stores: list[StoreTable] = []
+        self._whole = Layout.div(spec.num_rows, 1)
+
+    @property
+    def lookup_layout(self) -> Layout:
+        """How ids are cut for a lookup."""
+        return self.layout
+
+    @property
+    def update_layout(self) -> Layout:
+        """How ids are cut for an update."""
+        return self.layout
+
+    @property
+    def updaters(self) -> list[tuple[int, int]]:
+        """(host, shard of the update layout) pairs: who updates what."""
+        return [(host, host) for host in range(self.hosts)]
+
+    @property
+    def updaters_pool(self) -> bool:
+        """Whether `pool` tells the updating hosts which bags name which of their rows."""
+        return False
+
+    @abstractmethod
+    def gather(self, slot: str | None, rows: NDArray[np.int64]) -> NDArray[Any]:
+        """Return copies of rows in request order; no message, the lock is the caller's."""
+
+    @abstractmethod
+    def writes(
+        self, slot: str | None, rows: NDArray[np.int64], values: NDArray[Any]
+    ) -> list[Write]:
+        """Return what overwriting rows means to each host."""
+
+    @abstractmethod
+    def fetch(self, call: Call, host: int, shard: int, rows: Ints) -> NDArray[Any]:
+        """Return distinct local rows of a shard of the lookup layout, as `host` receives them."""
+
+    @abstractmethod
+    def pool(
+        self,
+        call: Call,
+        host: int,
+        shard: int,
+        rows: Ints,
+        row_splits: NDArray[np.int64],
+        weights: NDArray[Any] | None,
+    ) -> NDArray[Any]:
+        """Return the (weighted) sum of each bag's local rows of a shard, as `host` receives it."""
+
+    def dots(
+        self,
+        call: Call,
+        host: int,
+        shard: int,
+        rows: Ints,
+        row_splits: NDArray[np.int64],
+        gradients: NDArray[Any],
+    ) -> NDArray[Any]:
+        """Return each occurrence's row times its bag's gradient, as `host` receives it."""
+        return self.dots_of_fetched(call, host, shard, rows, row_splits, gradients)
+
+    def dots_of_fetched(
+        self,
+        call: Call,
+        host: int,
+        shard: int,
+        rows: Ints,
+        row_splits: NDArray[np.int64],
+        gradients: NDArray[Any],
+    ) -> NDArray[Any]:
+        """Return the same from rows that are fetched for it."""
+        unique: Any
+        unique, ids = np.unique(rows, return_inverse=True)
+        fetched = self.spec.as_looked_up(self.fetch(call, host, shard, unique))
+        return row_dots(np.ascontiguousarray(fetched), ids, row_splits, gradients)
+
+    def _seen(self, host: int, rows: Any) -> tuple[NDArray[Any], Any]:
+        """Return a host's distinct rows as lookups see them, and the ids renumbered to them."""
+        unique, ids = np.unique(rows, return_inverse=True)
+        seen = self.spec.as_looked_up(self.stores[host].gather(None, unique))
+        return np.ascontiguousarray(seen), ids
+
+    def _sums(
+        self,
+        host: int,
+        rows: Ints,
+        row_splits: NDArray[np.int64],
+        weights: NDArray[Any] | None,
+    ) -> NDArray[Any]:
+        """Return the (weighted) sum of each bag's rows of a host's store."""
+        store = self.stores[host]
+        if self.spec.quantization is None:
+            return store.lookup(rows, row_splits, weights, None)
+        seen, ids = self._seen(host, rows)
+        out = np.empty((row_splits.size - 1, seen.shape[1]), working_dtype(self.spec.dtype))
+        reduce_bags(seen, ids, row_splits, weights, None, out)
+        return out
+
+    def _dots(
+        self, host: int, rows: Ints, row_splits: NDArray[np.int64], gradients: NDArray[Any]
+    ) -> NDArray[Any]:
+        """Return each occurrence's row, of a host's store, times its bag's gradient."""
+        if self.spec.quantization is None:
+            return self.stores[host].dots(rows, row_splits, gradients)
+        seen, ids = self._seen(host, rows)
+        return row_dots(seen, ids, row_splits, gradients)
+
+    @abstractmethod
+    def stage(
+        self,
+        call: Call,
+        host: int,
+        shard: int,
+        occurrences: Occurrences,
+        gradients: NDArray[Any],
+        update: TableUpdate,
+    ) -> list[Write]:
+        """Update copies of the rows on a host, and return what is to be written."""
+
+    @abstractmethod
+    def create(self) -> None:
+        """Make each host's store and fill it from the initializer."""
+
+    def _gather_from_homes(self, slot: str | None, rows: NDArray[np.int64]) -> NDArray[Any]:
+        local, row_splits, inverse = self.layout.partition(rows)
+        parts = [
+            store.gather(slot, local[row_splits[host] : row_splits[host + 1]])
+            for host, store in enumerate(self.stores)
+        ]
+        gathered: NDArray[Any] = np.concatenate(parts)[inverse]
+        return gathered
+
+    def _serve(self, call: Call, host: int, rows: int) -> None:
+        """Count rows that a host reads for a lookup."""
+        nbytes = rows * self.stores[host].rows[:1].nbytes
+        call.work(host, call.cost.row_seconds(rows, nbytes), 1)
+        call.serve(host, self.spec.name, rows)
+
+    def _updated(
+        self,
+        call: Call,
+        host: int,
+        arrays: dict[str | None, NDArray[Any]],
+        occurrences: Occurrences,
+        row_ids: NDArray[np.int64],
+        gradients: NDArray[Any],
+        update: TableUpdate,
+    ) -> dict[str | None, NDArray[Any]]:
+        """Return rows and slots as they are after the update."""
+        spec = self.spec
+        assert spec.optimizer is not None, "the engine trains tables with an optimizer only"
+        touched = sum(array.nbytes for array in arrays.values())
+        named = occurrences.sources.size
+        seconds = call.cost.row_seconds(named + 2 * row_ids.size, named * gradients[:1].nbytes)
+        call.work(host, seconds + call.cost.row_seconds(0, 2 * touched), _ASK)
+        call.update(host, spec.name, row_ids.size)
+        copies = StoreTable(row_ids.size, spec.dim, spec.dtype, spec.optimizer)
+        copies.rows[...] = arrays[None]
+        for slot, array in copies.slots.items():
+            array[...] = arrays[slot]
+        places = np.arange(row_ids.size, dtype=np.int64)
+        copies.apply(
+            replace(occurrences, rows=places),
+            row_ids,
+            gradients,
+            update.hyper,
+            update.step,
+            spec.seed,
+        )
+        updated: dict[str | None, NDArray[Any]] = {None: copies.rows}
+        updated.update(copies.slots)
+        return updated
+
+
+class _WholeRows(Placement):
+    """A placement whose stores hold whole rows: of a shard of its layouts, or all."""
+
+    @abstractmethod
+    def _rows_held(self, host: int) -> range:
+        """Return the rows of the whole table that a host's store holds."""
+
+    def create(self) -> None:
+        """Make each host's store and fill it from the initializer."""
+        spec = self.spec
+        for host in range(self.hosts):
+            held = self._rows_held(host)
+            store = StoreTable(len(held), spec.dim, spec.dtype, spec.optimizer)
+            if not isinstance(spec.initializer, Zeros):  # a page not touched costs nothing
+                store.initialise(spec.initializer, held, spec.seed)
+            self.stores.append(store)
+
+    def stage(
+        self,
+        call: Call,
+        host: int,
+        shard: int,
+        occurrences: Occurrences,
+        gradients: NDArray[Any],
+        update: TableUpdate,
+    ) -> list[Write]:
+        """Update copies of the rows where they are."""
+        local, store = occurrences.rows, self.stores[host]
+        arrays = {slot: store.gather(slot, local) for slot in (None, *store.slots)}
+        row_ids = self.update_layout.global_of(shard, local)
+        arrays = self._updated(call, host, arrays, occurrences, row_ids, gradients, update)
+        return [Write(host, slot, local, values) for slot, values in arrays.items()]
+
+
+class RowPlacement(_WholeRows):
+    """Each row, with its slots, on one host."""
+
+    def _rows_held(self, host: int) -> range:
+        return self.layout.row_range(host)
+
+    @property
+    def updaters_pool(self) -> bool:
+        """Who pools rows updates them."""
+        return True
+
+    def gather(self, slot: str | None, rows: NDArray[np.int64]) -> NDArray[Any]:
+        """Return copies of rows in request order."""
+        return self._gather_from_homes(slot, rows)
+
+    def writes(
+        self, slot: str | None, rows: NDArray[np.int64], values: NDArray[Any]
+    ) -> list[Write]:
+        """Return each host's share of the rows."""
+        local, row_splits, inverse = self.layout.partition(rows)
+        grouped = np.empty_like(values, order="C")
+        grouped[inverse] = values
+        parts = [slice(row_splits[host], row_splits[host + 1]) for host in range(self.hosts)]
+        return [
+            Write(host, slot, local[part].astype(np.int64, copy=False), grouped[part])
+            for host, part in enumerate(parts)
+        ]
+
+    def fetch(self, call: Call, host: int, shard: int, rows: Ints) -> NDArray[Any]:
+        """Ask the owner for rows."""
+        request = call.send(rows, host, shard, self.spec.name)
+        found = self.stores[shard].gather(None, request)
+        self._serve(call, shard, rows.size)
+        return call.send(found, shard, host, self.spec.name, 1)
+
+    def pool(
+        self,
+        call: Call,
+        host: int,
+        shard: int,
+        rows: Ints,
+        row_splits: NDArray[np.int64],
+        weights: NDArray[Any] | None,
+    ) -> NDArray[Any]:
+        """Let the owner sum its share of each bag."""
+        name = self.spec.name
+        rows = call.send(rows, host, shard, name)
+        row_splits = call.send(row_splits, host, shard, name)
+        if weights is not None:
+            weights = call.send(weights, host, shard, name)
+        sums = self._sums(shard, rows, row_splits, weights)
+        self._serve(call, shard, rows.size)
+        return call.send(sums, shard, host, name, 1)
+
+    def dots(
+        self,
+        call: Call,
+        host: int,
+        shard: int,
+        rows: Ints,
+        row_splits: NDArray[np.int64],
+        gradients: NDArray[Any],
+    ) -> NDArray[Any]:
+        """Let the owner, who was told which bags name which rows, multiply."""
+        name = self.spec.name
+        gradients = call.send(gradients, host, shard, name)
+        found = self._dots(shard, rows, row_splits, gradients)
+        self._serve(call, shard, rows.size)
+        return call.send(found, shard, host, name, 1)
+
+
+class ReplicatedPlacement(_WholeRows):
+    """Every row, with its slots, on every host."""
+
+    def _rows_held(self, host: int) -> range:
+        return range(self.spec.num_rows)
+
+    @property
+    def lookup_layout(self) -> Layout:
+        """A host asks itself for everything."""
+        return self._whole
+
+    @property
+    def update_layout(self) -> Layout:
+        """Every host is told of every row."""
+        return self._whole
+
+    @property
+    def updaters(self) -> list[tuple[int, int]]:
+        """Every host updates every row."""
+        return [(host, 0) for host in range(self.hosts)]
+
+    def gather(self, slot: str | None, rows: NDArray[np.int64]) -> NDArray[Any]:
+        """Return copies of rows: all hosts have the same."""
+        return self.stores[0].gather(slot, rows)
+
+    def writes(
+        self, slot: str | None, rows: NDArray[np.int64], values: NDArray[Any]
+    ) -> list[Write]:
+        """Return the same write for every host."""
+        return [Write(host, slot, rows, values) for host in range(self.hosts)]
+
+    def fetch(self, call: Call, host: int, shard: int, rows: Ints) -> NDArray[Any]:
+        """Read the host's own rows."""
+        self._serve(call, host, rows.size)
+        return self.stores[host].gather(None, rows)
+
+    def pool(
+        self,
+        call: Call,
+        host: int,
+        shard: int,
+        rows: Ints,
+        row_splits: NDArray[np.int64],
+        weights: NDArray[Any] | None,
+    ) -> NDArray[Any]:
+        """Sum the host's own rows."""
+        self._serve(call, host, rows.size)
+        return self._sums(host, rows, row_splits, weights)
+
+
+class ColumnPlacement(Placement):
+    """A range of columns of every row on each host, row slots at the row's home."""
+
+    def __init__(self, spec: TableSpec, layout: Layout) -> None:
+        super().__init__(spec, layout)
+        self.columns = Layout.div(spec.dim, self.hosts)
+        borders = self.columns.offsets.tolist()
+        self._parts = [slice(a, b) for a, b in itertools.pairwise(borders)]
+        self._holders = [host for host, part in enumerate(self._parts) if part.start < part.stop]
+        slots = spec.optimizer.slots if spec.optimizer is not None else ()
+        self._element = [slot for slot in slots if slot.kind == "element"]
+        self._row = [slot for slot in slots if slot.kind == "row"]
+
+    @property
+    def lookup_layout(self) -> Layout:
+        """All hosts are asked for all rows."""
+        return self._whole
+
+    def create(self) -> None:
+        """Make each host's store and fill it from the initializer, whole rows at a time."""
+        spec = self.spec
+        for host in range(self.hosts):
+            width, homes = int(self.columns.shard_sizes[host]), int(self.layout.shard_sizes[host])
+            store = StoreTable(spec.num_rows, width, spec.dtype, None)
+            for slot in (*self._element, *self._row):
+                rows = spec.num_rows if slot.kind == "element" else homes
+                array = aligned_zeros(slot.shape(rows, width), slot.storage_dtype(spec.dtype))
+                if slot.fill:
+                    array[...] = slot.fill
+                store.slots[slot.name] = array
+            self.stores.append(store)
+        if isinstance(spec.initializer, Zeros):
+            return
+        block = max(1, (1 << 20) // (spec.dim * spec.dtype.itemsize))
+        for start in range(0, spec.num_rows, block):
+            values = np.empty((min(block, spec.num_rows - start), spec.dim), spec.dtype)
+            fill(values, spec.initializer, range(start, start + len(values)), spec.seed)
+            for host in self._holders:
+                self.stores[host].write(None, start, values[:, self._parts[host]])
+
+    def _is_row_slot(self, slot: str | None) -> bool:
+        return any(one.name == slot for one in self._row)
+
+    def gather(self, slot: str | None, rows: NDArray[np.int64]) -> NDArray[Any]:
+        """Put rows together from the columns of all hosts; row slots come from home."""
+        if not self._is_row_slot(slot):
+            return np.hstack([self.stores[host].gather(slot, rows) for host in self._holders])
+        return self._gather_from_homes(slot, rows)
+
+    def writes(
+        self, slot: str | None, rows: NDArray[np.int64], values: NDArray[Any]
+    ) -> list[Write]:
+        """Return each host's columns of the rows, or a row slot's rows by home."""
+        if not self._is_row_slot(slot):
+            return [
+                Write(host, slot, rows, np.ascontiguousarray(values[:, self._parts[host]]))
+                for host in self._holders
+            ]
+        home, local = self.layout.locate(rows)
+        return [
+            Write(host, slot, local[home == host], values[home == host])
+            for host in range(self.hosts)
+        ]
+
+    def fetch(self, call: Call, host: int, shard: int, rows: Ints) -> NDArray[Any]:
+        """Ask every host for its columns of the rows."""
+        name, parts = self.spec.name, []
+        for owner in self._holders:
+            request = call.send(rows, host, owner, name)
+            found = self.stores[owner].gather(None, request)
+            self._serve(call, owner, rows.size)
+            parts.append(call.send(found, owner, host, name, 1))
+        return np.hstack(parts)
+
+    def pool(
+        self,
+        call: Call,
+        host: int,
+        shard: int,
+        rows: Ints,
+        row_splits: NDArray[np.int64],
+        weights: NDArray[Any] | None,
+    ) -> NDArray[Any]:
+        """Let every host sum its columns."""
+        name, parts = self.spec.name, []
+        for owner in self._holders:
+            ids = call.send(rows, host, owner, name)
+            splits = call.send(row_splits, host, owner, name)
+            factors = None if weights is None else call.send(weights, host, owner, name)
+            sums = self._sums(owner, ids, splits, factors)
+            self._serve(call, owner, rows.size)
+            parts.append(call.send(sums, owner, host, name, 1))
+        return np.hstack(parts)
+
+    def stage(
+        self,
+        call: Call,
+        host: int,
+        shard: int,
+        occurrences: Occurrences,
+        gradients: NDArray[Any],
+        update: TableUpdate,
+    ) -> list[Write]:
+        """Fetch the columns of rows and slots, update whole rows, send the columns back."""
+        name, local = self.spec.name, occurrences.rows
+        rows = self.layout.global_of(shard, local)
+        split: list[str | None] = [None, *(slot.name for slot in self._element)]
+        parts: dict[str | None, list[NDArray[Any]]] = {slot: [] for slot in split}
+        asked = {}
+        for owner in self._holders:
+            asked[owner] = call.send(rows, host, owner, name, _ASK)
+            for slot in split:
+                found = self.stores[owner].gather(slot, asked[owner])
+                call.work(owner, call.cost.row_seconds(rows.size, found.nbytes), _FETCH)
+                parts[slot].append(call.send(found, owner, host, name, _FETCH))
+        arrays = {slot: np.ascontiguousarray(np.hstack(part)) for slot, part in parts.items()}
+        for one in self._row:
+            arrays[one.name] = self.stores[host].gather(one.name, local)
+        arrays = self._updated(call, host, arrays, occurrences, rows, gradients, update)
+        writes = [Write(host, one.name, local, arrays[one.name]) for one in self._row]
+        for slot in split:
+            for owner in self._holders:
+                values = np.ascontiguousarray(arrays[slot][:, self._parts[owner]])
+                values = call.send(values, host, owner, name, _RETURN)
+                writes.append(Write(owner, slot, asked[owner], values))
+        return writes
+
+
+_PLACEMENTS: dict[str, type[Placement]] = {
+    "row": RowPlacement,
+    "table": RowPlacement,
+    "column": ColumnPlacement,
+    "replicated": ReplicatedPlacement,
+}
+
+
+def place(spec: TableSpec, layout: Layout) -> Placement:
+    """Return a table's placement, without stores."""
+    return _PLACEMENTS[spec.placement](spec, layout)

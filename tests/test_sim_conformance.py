@@ -1,0 +1,86 @@
+"""The battery of every backend, on a simulated cluster that places tables in each of its ways."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from shardcore_sim.backend import SimBackend
+
+from shardcore.testing import BackendConformance
+
+
+class Placing(SimBackend):
+    """Places every table that does not say otherwise in one way."""
+
+    def __init__(self, hosts, **fields):
+        super().__init__(hosts)
+        self._fields = fields
+
+    def create_table(self, spec):
+        """Keep the spec that was given, which the battery compares."""
+        usual = (spec.placement, spec.exchange) == ("row", "exact")
+        super().create_table(dataclasses.replace(spec, **self._fields) if usual else spec)
+        self.specs[spec.name] = spec
+
+
+def stored(store, slot):
+    return store.rows if slot is None else store.slots[slot]
+
+
+def read(backend, table, slot):
+    placement = backend._tables[table]
+    spec = placement.spec
+    parts = [stored(store, slot) for store in placement.stores]
+    if spec.placement == "replicated":
+        for part in parts[1:]:
+            assert part.tobytes() == parts[0].tobytes()
+        return parts[0]
+    slots = spec.optimizer.slots if spec.optimizer is not None else ()
+    if spec.placement == "column" and not any((s.name, s.kind) == (slot, "row") for s in slots):
+        return np.hstack(parts)
+    rows = np.empty((spec.num_rows, parts[0].shape[1]), parts[0].dtype)
+    for host, part in enumerate(parts):
+        rows[placement.layout.global_rows(host)] = part
+    return rows
+
+
+class OnSim(BackendConformance):
+    max_examples = 5
+    fields = {}  # noqa: RUF012
+
+    @pytest.fixture
+    def backend(self):
+        return Placing(3, **self.fields)
+
+    @pytest.fixture
+    def raw_rows(self):
+        return read
+
+
+class TestRows(OnSim):
+    @pytest.fixture(params=[1, 3], ids=["1 host", "3 hosts"])
+    def backend(self, request):
+        return SimBackend(request.param)
+
+
+class TestWholeTables(OnSim):
+    fields = {"placement": "table"}  # noqa: RUF012
+
+
+class TestColumns(OnSim):
+    fields = {"placement": "column"}  # noqa: RUF012
+
+
+class TestCopies(OnSim):
+    fields = {"placement": "replicated"}  # noqa: RUF012
+
+
+class TestPartialSums(OnSim):
+    fields = {"exchange": "partial"}  # noqa: RUF012
+    exact = False
+
+
+class TestPartialSumsOfColumns(OnSim):
+    fields = {"placement": "column", "exchange": "partial"}  # noqa: RUF012
