@@ -1,0 +1,135 @@
+"""A backend and the model side by side: every call is made on both, and what comes out compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardcore.backend import Backend, FeatureBags, TableBatch, TableSpec, TableUpdate
+from shardcore.testing.agreement import assert_agree
+from shardcore.testing.model import ModelBackend
+
+__all__ = ["Looked", "RawRows", "Twins"]
+
+RawRows: TypeAlias = Callable[[Any, str, str | None], NDArray[Any]]
+"""(backend, table, slot) -> the stored rows, in the order of the whole table."""
+
+Gradients: TypeAlias = Sequence[NDArray[Any] | None]
+
+
+@dataclass(frozen=True, eq=False)
+class Looked:
+    """A table's share of a batch that both have looked up."""
+
+    spec: TableSpec
+    batch: TableBatch
+    model_batch: TableBatch
+
+    def updates(self, gradients: Gradients, step: int) -> tuple[TableUpdate, TableUpdate]:
+        """Return its update, for the backend and for the model."""
+        assert self.spec.optimizer is not None, "the engine trains tables with an optimizer only"
+        hyper = self.spec.optimizer.hyper()
+        return (
+            TableUpdate(self.batch, tuple(gradients), hyper, step),
+            TableUpdate(self.model_batch, tuple(gradients), hyper, step),
+        )
+
+
+class Twins:
+    """A backend under test and a `ModelBackend`.
+
+    Parameters
+    ----------
+    backend : Backend
+    raw_rows : callable
+        ``raw_rows(backend, table, slot)`` reads what is stored.
+    tolerance : float or None
+        None: every bit must agree. Else the model takes over what the backend stored after each
+        update, so that differences do not add up.
+    """
+
+    def __init__(self, backend: Backend, raw_rows: RawRows, tolerance: float | None) -> None:
+        self.backend = backend
+        self.model = ModelBackend()
+        self._raw_rows = raw_rows
+        self._tolerance = tolerance
+
+    def create(self, spec: TableSpec) -> TableSpec:
+        """Create a table."""
+        self.backend.create_table(spec)
+        self.model.create_table(spec)
+        return spec
+
+    def drop(self, table: str) -> None:
+        """Drop a table."""
+        self.backend.drop_table(table)
+        self.model.drop_table(table)
+
+    def raw(self, table: str, slot: str | None = None) -> NDArray[Any]:
+        """Return a copy of what is stored."""
+        return np.array(self._raw_rows(self.backend, table, slot))
+
+    def lookup(
+        self, *requests: tuple[str, Sequence[FeatureBags]], training: bool = False
+    ) -> list[Looked]:
+        """Look all tables' features up in one call, and compare the activations."""
+        batches = [TableBatch(table, tuple(features), training) for table, features in requests]
+        own = [TableBatch(table, tuple(features), training) for table, features in requests]
+        found, expected = self.backend.lookup(batches), self.model.lookup(own)
+        assert len(found) == len(requests), "lookup must return a list per batch"
+        for batch, arrays, wanted in zip(batches, found, expected, strict=True):
+            assert len(arrays) == len(wanted), "lookup must return an array per feature"
+            for at, (array, want) in enumerate(zip(arrays, wanted, strict=True)):
+                what = f"activations of table {batch.table!r}, feature {at}: out"
+                assert_agree(array, want, what, self._tolerance)
+        return [
+            Looked(self.model.specs[batch.table], batch, model_batch)
+            for batch, model_batch in zip(batches, own, strict=True)
+        ]
+
+    def apply(self, *shares: tuple[Looked, Gradients], step: int) -> None:
+        """Apply the gradients of all tables in one call, and compare all that is stored."""
+        pairs = [looked.updates(gradients, step) for looked, gradients in shares]
+        self.backend.apply([update for update, _ in pairs])
+        self.model.apply([update for _, update in pairs])
+        self.check_storage()
+        if self._tolerance is not None:
+            for key, array in self.model.arrays.items():
+                array[...] = self.raw(*key)
+
+    def scatter(
+        self, table: str, slot: str | None, rows: NDArray[np.int64], values: NDArray[Any]
+    ) -> None:
+        """Overwrite distinct rows."""
+        self.backend.scatter(table, slot, rows, values)
+        self.model.scatter(table, slot, rows, values)
+
+    def write(self, table: str, slot: str | None, start: int, values: NDArray[Any]) -> None:
+        """Overwrite the rows from `start` on."""
+        self.backend.write(table, slot, start, values)
+        self.model.write(table, slot, start, values)
+
+    def check_storage(self) -> None:
+        """Compare every table and slot that is stored, read past the backend."""
+        assert self.backend.specs == self.model.specs, "specs must hold the tables that exist"
+        for (table, slot), expected in self.model.arrays.items():
+            what = f"stored {'rows' if slot is None else slot} of table {table!r}: rows"
+            assert_agree(self.raw(table, slot), expected, what, self._tolerance)
+
+    def check_reads(self) -> None:
+        """Compare what the ways of reading return with what is stored; these copy every bit."""
+        for (table, slot), array in self.model.arrays.items():
+            stored, what = self.raw(table, slot), f"of table {table!r}, slot {slot!r}"
+            rows = np.arange(array.shape[0])[::-1].copy()
+            assert_agree(self.backend.gather(table, slot, rows), stored[rows], f"gather {what}")
+            assert_agree(self.backend.read(table, slot, 0, rows.size), stored, f"read {what}")
+            layout = self.backend.layout(table)
+            shards = self.backend.shards(table, slot)
+            assert len(shards) == layout.num_shards, "shards must return an array per host"
+            for host, shard in enumerate(shards):
+                wanted = stored[layout.global_rows(host)]
+                assert_agree(shard, wanted, f"shards[{host}] {what}")

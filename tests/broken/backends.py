@@ -1,0 +1,449 @@
+"""Backends with one fault each, and `FAULTS`: which test of the battery must find it.
+
+Not collected by name; `test_conformance.py` runs it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import numpy as np
+import pytest
+
+from shardcore.backend import TableBatch, TableUpdate
+from shardcore.batch import FeatureBags
+from shardcore.errors import ShardcoreValueError
+from shardcore.layout import Layout
+from shardcore.testing import BackendConformance, ModelBackend
+
+
+class Suite(BackendConformance):
+    Faulty: type = ModelBackend
+
+    @pytest.fixture
+    def backend(self):
+        return self.Faulty()
+
+    @pytest.fixture
+    def raw_rows(self):
+        return lambda backend, table, slot: backend.arrays[table, slot]
+
+
+def reversed_bags(bags):
+    """The same bags, each from its last id to its first."""
+    order = np.concatenate(
+        [np.arange(lo, hi)[::-1] for lo, hi in itertools.pairwise(bags.row_splits)]
+        or [np.empty(0, np.int64)]
+    ).astype(np.int64)
+    weights = None if bags.weights is None else bags.weights[order]
+    return FeatureBags(bags.ids[order], bags.row_splits, weights, bags.divisors)
+
+
+class TestDropsABag(Suite):
+    class Faulty(ModelBackend):
+        def _combined(self, table, bags):
+            out = super()._combined(table, bags)
+            out[-1:] = 0
+            return out
+
+
+class TestSumsBagsBackwards(Suite):
+    class Faulty(ModelBackend):
+        def _combined(self, table, bags):
+            return super()._combined(table, reversed_bags(bags))
+
+
+class TestDividesByZero(Suite):
+    class Faulty(ModelBackend):
+        def _combined(self, table, bags):
+            out = super()._combined(table, bags)
+            if bags.divisors is not None:
+                out[bags.divisors == 0] = np.nan
+            return out
+
+
+class TestGivesFloat64(Suite):
+    class Faulty(ModelBackend):
+        def _combined(self, table, bags):
+            return super()._combined(table, bags).astype(np.float64)
+
+
+class TestForgetsAFeature(Suite):
+    class Faulty(ModelBackend):
+        def lookup(self, batches):
+            return [found[:1] for found in super().lookup(batches)]
+
+
+class TestFailsOnNothing(Suite):
+    class Faulty(ModelBackend):
+        def _combined(self, table, bags):
+            assert bags.num_bags, "a batch without bags"
+            return super()._combined(table, bags)
+
+
+class TestReadsBagsAsSamples(Suite):
+    class Faulty(ModelBackend):
+        def _combined(self, table, bags):
+            return super()._combined(table, bags)[:: bags.bags_per_sample]
+
+
+class TestTakesIdsForInt64(Suite):
+    class Faulty(ModelBackend):
+        def _combined(self, table, bags):
+            ids = np.frombuffer(bags.ids.tobytes().ljust(bags.ids.size * 8, b"\0"), np.int64)
+            whole = FeatureBags(ids, bags.row_splits, bags.weights, bags.divisors)
+            return super()._combined(table, whole)
+
+
+class TestLosesTheLastBagsOfMany(Suite):
+    class Faulty(ModelBackend):
+        def _combined(self, table, bags):
+            out = super()._combined(table, bags)
+            out[1024:] = 0
+            return out
+
+
+class TestRoundsWhatIsStored(Suite):
+    class Faulty(ModelBackend):
+        def create_table(self, spec):
+            super().create_table(spec)
+            rows = self.arrays[spec.name, None]
+            rows[...] = spec.as_looked_up(rows)
+
+
+class TestSumsGradientsWithoutBlocks(Suite):
+    class Faulty(ModelBackend):
+        def _changes(self, update):
+            from shardcore.testing import model
+
+            block, model.RUN_BLOCK = model.RUN_BLOCK, 10**9
+            try:
+                return super()._changes(update)
+            finally:
+                model.RUN_BLOCK = block
+
+
+class TestLosesALongRunsTail(Suite):
+    class Faulty(ModelBackend):
+        def _changes(self, update):
+            features = tuple(
+                FeatureBags(bags.ids[:4096], np.minimum(bags.row_splits, 4096))
+                for bags in update.batch.features
+            )
+            batch = TableBatch(update.batch.table, features, True)
+            return super()._changes(TableUpdate(batch, update.gradients, update.hyper, update.step))
+
+
+class TestAppliesFeaturesOneByOne(Suite):
+    class Faulty(ModelBackend):
+        def apply(self, updates):
+            for update in updates:
+                for at, gradient in enumerate(update.gradients):
+                    alone = [None] * len(update.gradients)
+                    alone[at] = gradient
+                    super().apply(
+                        [TableUpdate(update.batch, tuple(alone), update.hyper, update.step)]
+                    )
+
+
+class TestTakesNoneForZeros(Suite):
+    class Faulty(ModelBackend):
+        def apply(self, updates):
+            filled = []
+            for update in updates:
+                dim = self.specs[update.batch.table].dim
+                gradients = tuple(
+                    np.zeros((bags.num_bags, dim), np.float32) if gradient is None else gradient
+                    for bags, gradient in zip(update.batch.features, update.gradients, strict=True)
+                )
+                filled.append(TableUpdate(update.batch, gradients, update.hyper, update.step))
+            super().apply(filled)
+
+
+class TestStepsAreAllTheFirst(Suite):
+    class Faulty(ModelBackend):
+        def apply(self, updates):
+            super().apply([TableUpdate(u.batch, u.gradients, u.hyper, 1) for u in updates])
+
+
+class TestForgetsHyper(Suite):
+    class Faulty(ModelBackend):
+        def apply(self, updates):
+            super().apply(
+                [
+                    TableUpdate(u.batch, u.gradients, tuple(0.125 for _ in u.hyper), u.step)
+                    for u in updates
+                ]
+            )
+
+
+class TestAppliesTheFirstTableOnly(Suite):
+    class Faulty(ModelBackend):
+        def apply(self, updates):
+            super().apply(updates[:1])
+
+
+class TestAppliesTheLastBatchLookedUp(Suite):
+    class Faulty(ModelBackend):
+        def lookup(self, batches):
+            self.last = {batch.table: batch for batch in batches}
+            return super().lookup(batches)
+
+        def apply(self, updates):
+            super().apply(
+                [
+                    TableUpdate(self.last[u.batch.table], u.gradients, u.hyper, u.step)
+                    for u in updates
+                ]
+            )
+
+
+class TestAppliesOnlyToRowsThatExist(Suite):
+    class Faulty(ModelBackend):
+        def apply(self, updates):
+            assert all(u.batch.features[0].ids.size for u in updates), "a batch without ids"
+            super().apply(updates)
+
+
+class TestLeavesHalfAnUpdate(Suite):
+    class Faulty(ModelBackend):
+        def apply(self, updates):
+            for update in updates:
+                rows = np.unique(update.batch.features[0].ids)
+                self.arrays[update.batch.table, None][rows] += 1
+                super().apply([update])
+                self.arrays[update.batch.table, None][rows] -= 1
+
+
+class TestTearsRows(Suite):
+    class Faulty(ModelBackend):
+        def lookup(self, batches):
+            return [[self._combined(b.table, bags) for bags in b.features] for b in batches]
+
+        def scatter(self, table, slot, rows, values):
+            stored = self.arrays[table, slot]
+            half = stored.shape[1] // 2
+            stored[rows, :half] = values[:, :half]
+            time.sleep(0.005)
+            stored[rows, half:] = values[:, half:]
+
+
+class TestLosesUpdatesToLookups(Suite):
+    class Faulty(ModelBackend):
+        def lookup(self, batches):
+            found = super().lookup(batches)
+            if not batches or batches[0].training:
+                return found
+            for batch in batches:
+                self.arrays[batch.table, None][0] -= 1
+            return found
+
+
+class TestScatterAdds(Suite):
+    class Faulty(ModelBackend):
+        def scatter(self, table, slot, rows, values):
+            self.arrays[table, slot][rows] += values
+
+
+class TestWritesOneRowTooMany(Suite):
+    class Faulty(ModelBackend):
+        def write(self, table, slot, start, values):
+            super().write(table, slot, start, values)
+            if len(values):
+                self.arrays[table, slot][start + len(values) :][:1] = values[-1]
+
+
+class TestIsWrongBothWays(Suite):
+    """Scatter and gather agree with each other, not with what is stored."""
+
+    class Faulty(ModelBackend):
+        def gather(self, table, slot, rows):
+            return super().gather(table, slot, len(self.arrays[table, slot]) - 1 - rows)
+
+        def scatter(self, table, slot, rows, values):
+            super().scatter(table, slot, len(self.arrays[table, slot]) - 1 - rows, values)
+
+
+class TestGathersInOrderOfRows(Suite):
+    class Faulty(ModelBackend):
+        def gather(self, table, slot, rows):
+            return super().gather(table, slot, np.sort(rows))
+
+
+class TestReadsViews(Suite):
+    class Faulty(ModelBackend):
+        def read(self, table, slot, start, stop):
+            return self.arrays[table, slot][start:stop]
+
+
+class TestHasAShardTooMany(Suite):
+    class Faulty(ModelBackend):
+        def layout(self, table):
+            return Layout.div(self.specs[table].num_rows, 2)
+
+
+class TestShiftsInitialRows(Suite):
+    class Faulty(ModelBackend):
+        def create_table(self, spec):
+            super().create_table(spec)
+            self.arrays[spec.name, None] = np.roll(self.arrays[spec.name, None], 1, axis=0)
+
+
+class TestFillsSlotsWithZeros(Suite):
+    class Faulty(ModelBackend):
+        def create_table(self, spec):
+            super().create_table(spec)
+            for (table, slot), array in self.arrays.items():
+                if table == spec.name and slot is not None:
+                    array[...] = 0
+
+
+class TestLeavesHalfATable(Suite):
+    class Faulty(ModelBackend):
+        def create_table(self, spec):
+            self.specs[spec.name] = spec
+            super().create_table(spec)
+
+
+class TestKeepsSlotsOfDroppedTables(Suite):
+    class Faulty(ModelBackend):
+        def create_table(self, spec):
+            kept = {key: array for key, array in self.arrays.items() if key[1] is not None}
+            super().create_table(spec)
+            self.arrays.update({key: kept[key] for key in kept if key[0] == spec.name})
+
+        def drop_table(self, table):
+            del self.specs[table]
+            del self.arrays[table, None]
+
+
+class TestRefusesWithoutAReason(Suite):
+    class Faulty(ModelBackend):
+        def create_table(self, spec):
+            if spec.placement != "row":
+                raise ShardcoreValueError("not supported")
+            super().create_table(spec)
+
+
+class TestTakesDtypesItDoesNotName(Suite):
+    dtypes = ("float32",)
+
+
+class TestDotsOfTheWrongRows(Suite):
+    class Faulty(ModelBackend):
+        def _dots(self, table, bags, gradient):
+            return super()._dots(table, bags, gradient) * 2
+
+
+class TestKeepsTablesAfterClose(Suite):
+    class Faulty(ModelBackend):
+        def close(self):
+            pass
+
+
+class TestCountsInFloats(Suite):
+    class Faulty(ModelBackend):
+        def counters(self):
+            return {"bytes": 0.5}
+
+
+class TestBreaksUnderTheEngine(Suite):
+    class Faulty(ModelBackend):
+        def apply(self, updates):
+            if updates and updates[0].batch.table == "users":
+                updates = updates[::2]
+            super().apply(updates)
+
+
+class TestBreaksInASequenceOnly(Suite):
+    """The first update after a write to the table is lost."""
+
+    max_examples = 300  # it stops at the first that fails; that there is one must be certain
+
+    class Faulty(ModelBackend):
+        written = frozenset()
+
+        def create_table(self, spec):
+            super().create_table(spec)
+            self.written -= {spec.name}
+
+        def write(self, table, slot, start, values):
+            super().write(table, slot, start, values)
+            self.written |= {table}
+
+        def apply(self, updates):
+            super().apply([u for u in updates if u.batch.table not in self.written])
+            self.written -= {u.batch.table for u in updates}
+
+
+class TestGivesNoFixtures(BackendConformance):
+    pass
+
+
+class Inexact(ModelBackend):
+    """Sums in float64 and in another order: off in the last places only."""
+
+    def _combined(self, table, bags):
+        out = super()._combined(table, reversed_bags(bags))
+        return (out * (1 + 3e-7)).astype(out.dtype)
+
+    def _received(self, update):
+        return {
+            row: [(grad * (1 - 3e-7)).astype(grad.dtype) for grad in gradients]
+            for row, gradients in super()._received(update).items()
+        }
+
+
+class TestInexactAndSaysSo(Suite):
+    Faulty = Inexact
+    exact = False
+
+
+class TestInexactAndDoesNotSay(Suite):
+    Faulty = Inexact
+
+
+FAULTS = {
+    "TestDropsABag": "test_lookup",
+    "TestSumsBagsBackwards": "test_lookup_sums_a_bag_in_occurrence_order",
+    "TestDividesByZero": "test_lookup_of_nothing",
+    "TestGivesFloat64": "test_lookup_of_several_bags_per_sample",
+    "TestForgetsAFeature": "test_lookup_of_several_features_and_tables",
+    "TestFailsOnNothing": "test_lookup_of_nothing",
+    "TestReadsBagsAsSamples": "test_lookup_of_several_bags_per_sample",
+    "TestTakesIdsForInt64": "test_lookup_takes_ids_of_both_types",
+    "TestLosesTheLastBagsOfMany": "test_lookup_of_many_bags",
+    "TestRoundsWhatIsStored": "test_lookup_of_quantized_rows",
+    "TestSumsGradientsWithoutBlocks": "test_apply_sums_gradients_in_the_order_of_the_contract",
+    "TestLosesALongRunsTail": "test_apply_to_a_row_named_very_often",
+    "TestAppliesFeaturesOneByOne": "test_apply_updates_a_row_once_however_often_it_is_named",
+    "TestTakesNoneForZeros": "test_apply_leaves_rows_alone_that_no_gradient_names",
+    "TestStepsAreAllTheFirst": "test_apply",
+    "TestForgetsHyper": "test_apply_with_the_optimizers_that_come_with_shardcore",
+    "TestAppliesTheFirstTableOnly": "test_apply",
+    "TestAppliesTheLastBatchLookedUp": "test_two_batches_in_flight",
+    "TestAppliesOnlyToRowsThatExist": "test_apply_of_nothing",
+    "TestLeavesHalfAnUpdate": "test_apply_that_fails_changes_nothing",
+    "TestTearsRows": "test_lookups_see_each_row_wholly_before_or_after_an_update",
+    "TestLosesUpdatesToLookups": "test_two_batches_in_flight",
+    "TestScatterAdds": "test_scatter_and_write_change_those_rows_only",
+    "TestWritesOneRowTooMany": "test_scatter_and_write_change_those_rows_only",
+    "TestIsWrongBothWays": "test_scatter_and_write_change_those_rows_only",
+    "TestGathersInOrderOfRows": "test_gather_read_shards",
+    "TestReadsViews": "test_what_comes_out_and_goes_in_is_copied",
+    "TestHasAShardTooMany": "test_layout_says_where_rows_are",
+    "TestShiftsInitialRows": "test_create_fills_rows_from_the_initializer",
+    "TestFillsSlotsWithZeros": "test_create_fills_slots",
+    "TestLeavesHalfATable": "test_create_that_fails_changes_nothing",
+    "TestKeepsSlotsOfDroppedTables": "test_drop_forgets_that_table_only",
+    "TestRefusesWithoutAReason": "test_other_placements_and_exchanges_work_or_are_refused",
+    "TestTakesDtypesItDoesNotName": "test_other_dtypes_are_refused",
+    "TestDotsOfTheWrongRows": "test_weight_dots",
+    "TestKeepsTablesAfterClose": "test_close",
+    "TestCountsInFloats": "test_is_a_backend",
+    "TestBreaksUnderTheEngine": "test_under_the_engine",
+    "TestBreaksInASequenceOnly": "test_state_machine",
+    "TestGivesNoFixtures": "test_close",
+    "TestInexactAndDoesNotSay": "test_lookup",
+}

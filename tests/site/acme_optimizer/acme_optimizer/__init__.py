@@ -1,0 +1,10 @@
+"""A third party's optimizer for shardcore."""
+
+from shardcore import OptimizerSpec, hookimpl
+
+
+@hookimpl
+def shardcore_optimizers():
+    from acme_optimizer.nesterov import Nesterov
+
+    yield OptimizerSpec("Nesterov", factory=Nesterov)
