@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardcore.dtypes import KIND_OF, row_bytes, working_dtype
+from shardcore.errors import ShardcoreValueError
 from shardcore.optimizer import Optimizer
 from shardcore.store import threads
 from shardcore.store.instruction_set import best_module
@@ -173,6 +174,11 @@ def update_rows(
     seed : int, default 0
         The table's, for stochastic rounding.
 
+    Raises
+    ------
+    ShardcoreValueError
+        If there is not one hyper-parameter for each of the optimizer's names.
+
     Examples
     --------
     >>> from shardcore_optimizers.sgd import SGD
@@ -184,6 +190,12 @@ def update_rows(
     >>> rows[:, 0]
     array([ 1. ,  0.5,  1. , -4.5])
     """
+    names = optimizer.hyper_names
+    if len(hyper) != len(names):  # the C function reads as many as there are names
+        raise ShardcoreValueError(
+            f"hyper must have a value for each of {', '.join(names) or 'no names'}, "
+            f"got {len(hyper)} values"
+        )
     if not rows.shape[1]:  # no columns: nothing to learn
         return
     value = working_dtype(rows.dtype)

@@ -55,7 +55,8 @@ def written(values: Any, dtype: str) -> Any:
     rows = np.zeros(values.shape, as_dtype(dtype))
     each = np.arange(rows.shape[0])
     batch = sort_occurrences(each, each.astype(np.int32), None, rows.shape[0])
-    update_rows(rows, {}, batch, each, -values, SGD(1.0), (1.0,), 1)
+    optimizer = SGD(1.0)
+    update_rows(rows, {}, batch, each, -values, optimizer, optimizer.hyper(), 1)
     return rows
 
 

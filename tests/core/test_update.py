@@ -16,6 +16,7 @@ from shardcore_optimizers.sgd import SGD
 
 from shardcore import reference
 from shardcore.dtypes import as_dtype, working_dtype
+from shardcore.errors import ShardcoreValueError
 from shardcore.optimizer import Optimizer, SlotSpec, UpdateFunction, update_prototype
 from shardcore.store.occurrences import Occurrences, every_row, sort_occurrences
 from shardcore.store.threads import get_num_threads, set_num_threads
@@ -71,7 +72,7 @@ class Recorded(Optimizer):
     """A compiled optimizer whose C function is a Python callback that writes down its calls."""
 
     calls: list[Any] = field(default_factory=list)
-    hyper_names = ()
+    hyper_names = ("rate", "more")
 
     @property
     def slots(self) -> tuple[SlotSpec, ...]:
@@ -352,3 +353,11 @@ def test_rows_without_columns_have_nothing_to_learn(optimizer: Optimizer) -> Non
     gradients = np.empty((1, 0), np.float32)
     update_rows(rows, slots, batch, batch.rows, gradients, optimizer, optimizer.hyper(), 1)
     assert all(not slot.any() for slot in slots.values())
+
+
+def test_a_missing_hyper_parameter_is_told_before_c_reads_past_the_end() -> None:
+    batch = sort_occurrences(np.array([1]), np.array([0], np.int32), None, 2)
+    rows, optimizer = np.zeros((2, 3)), Adagrad(0.2)
+    with pytest.raises(ShardcoreValueError, match="hyper must have a value for each of learning_"):
+        update_rows(rows, {}, batch, batch.rows, np.ones((1, 3)), optimizer, (), 1)
+    assert not rows.any()
