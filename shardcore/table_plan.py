@@ -17,6 +17,7 @@ from shardcore.config import FeatureConfig, TableConfig
 from shardcore.errors import ShardcoreValueError
 from shardcore.initializers import TruncatedNormal, as_initializer
 from shardcore.optimizer import Optimizer
+from shardcore.table_names import table_names
 
 __all__ = ["PlannedTable", "plan_tables", "table_seed"]
 
@@ -70,7 +71,7 @@ def plan_tables(
     Raises
     ------
     ShardcoreValueError
-        If two tables have one name, or a table's setting is not supported.
+        If two tables have one name, or one is named as a slot of another.
 
     Examples
     --------
@@ -83,22 +84,8 @@ def plan_tables(
     for at, (_, feature) in enumerate(features):
         users.setdefault(feature.table, []).append(at)
     planned: list[PlannedTable] = []
-    first_place: dict[str, str] = {}
-    for place, (config, used_by) in enumerate(users.items()):
-        name = config.name if config.name is not None else f"table_{place}"
-        path = features[used_by[0]][0]
-        if name in first_place:
-            raise ShardcoreValueError(
-                f"tables must have distinct names: {first_place[name]} and {path} "
-                f"use different tables named {name!r}"
-            )
-        first_place[name] = path
+    for config, name in table_names(features).items():
         chosen = config.optimizer if config.optimizer is not None else optimizer
-        if chosen is not None and not chosen.lazy:
-            raise ShardcoreValueError(
-                f"table {name!r}: optimizer {chosen!r} moves rows that no batch touches "
-                "(lazy=False), which is not supported by this version"
-            )
         shape, dtype = (config.vocabulary_size, config.dim), np.dtype(config.dtype)
         initializer = config.initializer if config.initializer is not None else TruncatedNormal()
         spec = TableSpec(
@@ -114,7 +101,7 @@ def plan_tables(
             exchange=config.exchange,
             quantization=config.quantization_config,
         )
-        planned.append(PlannedTable(config, spec, config.name is not None, tuple(used_by)))
+        planned.append(PlannedTable(config, spec, config.name is not None, tuple(users[config])))
     _check_slot_names(planned)
     return planned
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 from shardcore_cpu.backend import CpuBackend
@@ -98,15 +96,6 @@ def leaf(**options):
     return FeatureConfig(TableConfig(4, 2, **options))
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Restless(sc.Optimizer):
-    lazy = False
-    hyper_names = ()
-
-    def update(self, grad, rows, slots, hyper, step, row_ids):
-        return rows, {}
-
-
 BACKEND = SimBackend(hosts=2)
 
 
@@ -154,9 +143,6 @@ class Forgetful(CpuBackend):
         case("quantization", leaf(name="q", quantization_config=QuantizationConfig(3, -1, 1)),
              {"backend": Forgetful()}, ShardcoreValueError,
              "table 'q': backend 'forgetful' does not quantize the rows it looks up"),
-        case("not lazy", leaf(name="q"), {"optimizer": Restless()}, ShardcoreValueError,
-             "table 'q': optimizer Restless() moves rows that no batch touches (lazy=False), "
-             "which is not supported by this version"),
         case("backend type", leaf(), {"backend": 3}, ShardcoreTypeError,
              "backend must be a name or a Backend, got 3"),
         case("unknown backend", leaf(), {"backend": "abacus"}, UnknownPluginError,

@@ -7,7 +7,7 @@ import functools
 import json
 import pickle
 import re
-from dataclasses import FrozenInstanceError, dataclass
+from dataclasses import FrozenInstanceError, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -511,3 +511,56 @@ def test_run_messages(recorder, change, error, text):
     with pytest.raises(error, match=re.escape(text)):
         function.run(**{**block(), **change})
     assert seen == []
+
+
+# ----------------------------------------------------------------------------- more of the contract
+
+
+@pytest.mark.parametrize(
+    ("bounds", "value", "rule"),
+    [
+        ({"at_least": 0, "below": 1}, 1, "momentum must be a number >= 0 and < 1"),
+        ({"at_least": 0, "below": 1}, -0.5, "momentum must be a number >= 0 and < 1"),
+        ({"above": 0, "at_most": 1}, 1.5, "momentum must be a number > 0 and <= 1"),
+        ({"at_most": 0}, 1e-9, "momentum must be a number <= 0"),
+    ],
+)
+def test_hyper_parameters_between_bounds(bounds, value, rule):
+    text = f"{rule}, finite as float32, got {value!r}"
+    with pytest.raises(ShardcoreValueError, match="^" + re.escape(text) + "$"):
+        check_hyper_parameter(value, "momentum", **bounds)
+    assert check_hyper_parameter(1, "momentum", above=0, at_most=1) == 1.0
+    assert check_hyper_parameter(0.99, "momentum", at_least=0, below=1) == 0.99
+
+
+def test_a_slot_in_the_dtype_of_the_table():
+    slot = SlotSpec("sums", "element", "table")
+    for dtype in ("float16", "bfloat16", "float32", "float64"):
+        assert slot.storage_dtype(dtype).name == dtype
+    assert slot == SlotSpec("sums", "element", dtype="table")
+    with pytest.raises(ShardcoreTypeError, match="dtype of slot 'sums' must be a dtype"):
+        SlotSpec("sums", "element", "tables")
+
+
+def test_an_optimizer_is_lazy_accumulates_and_rounds_to_the_nearest_unless_it_says_so():
+    optimizer = Decay()
+    assert (optimizer.lazy, optimizer.accumulate, optimizer.rounds_stochastically) == (
+        *(True, True, False),
+    )
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Keywords(Decay):
+    limits: tuple[float, float] | None = field(default=None, kw_only=True)
+    first: int = field(default=3, kw_only=True)
+    last: float = 0.5
+
+
+def test_keyword_only_parameters_are_shown_last_and_only_where_they_are_not_the_default():
+    assert repr(Keywords()) == "Keywords(learning_rate=0.01, factor=1.0, last=0.5)"
+    assert repr(Keywords(first=4, limits=(1.0, 2.0), last=0.25)) == (
+        "Keywords(learning_rate=0.01, factor=1.0, last=0.25, limits=(1.0, 2.0), first=4)"
+    )
+    config = Keywords(limits=(1.0, 2.0)).config()
+    assert list(config) == ["name", "learning_rate", "factor", "last", "limits", "first"]
+    assert json.loads(json.dumps(config)) == config

@@ -559,6 +559,23 @@ cdef void _adam(
                      beta_1, beta_2, second, moments, steps, True)
 
 
+cdef inline void rowwise_adam_row(
+    int64_t dim, value *w, value *m, value *v, const value *g, value rate, value beta_1,
+    value beta_2, value second, Moments moments, Steps steps, bint plain
+) noexcept nogil:
+    cdef value factor = 1 if plain else norm_factor(dim, g, steps)
+    cdef value share_1 = <value> moments.share_1, share_2 = <value> moments.share_2
+    cdef value gradient, below, seen
+    cdef int64_t c
+    seen = sum_of_squares(dim, g, w, factor, steps, plain) / <value> dim
+    v[0] = beta_2 * v[0] + share_2 * seen
+    below = root(v[0] * second + <value> moments.inner) + <value> moments.outer
+    for c in range(dim):
+        gradient = gradient_at(g[c], w[c], factor, steps, plain)
+        m[c] = beta_1 * m[c] + share_1 * gradient
+        w[c] = weight_of(weight_at(w[c], steps, plain) - quotient(rate * m[c], below), steps, plain)
+
+
 cdef void _rowwise_adam(
     int64_t count, int64_t dim, value **rows, value ***slots, const value *gradients,
     const int64_t *row_ids, const double *hyper, int64_t step,
@@ -567,29 +584,19 @@ cdef void _rowwise_adam(
     cdef Steps steps = steps_of(hyper)
     cdef Moments moments = moments_of(hyper, step)
     cdef value beta_1 = <value> hyper[BETA_1], beta_2 = <value> hyper[BETA_2]
-    cdef value share_1 = <value> moments.share_1, share_2 = <value> moments.share_2
     cdef value **powers_1 = slots[2] if hyper[CORRECTION] == 2 else NULL
     cdef value **powers_2 = slots[3] if hyper[CORRECTION] == 2 else NULL
-    cdef bint plain = steps.configured == 0
-    cdef value rate, second, factor, gradient, seen, below
-    cdef const value *g
-    cdef value *w
-    cdef value *m
-    cdef value *v
-    cdef int64_t row, c
+    cdef value rate, second
+    cdef int64_t row
     for row in range(count):
-        w, m, v, g = rows[row], slots[0][row], slots[1][row], gradients + row * dim
         rate = <value> hyper[RATE] / first_of(powers_1, row, beta_1, moments.first)
         second = second_of(powers_2, row, beta_2, moments.second)
-        factor = norm_factor(dim, g, steps)
-        seen = sum_of_squares(dim, g, w, factor, steps, plain) / <value> dim
-        v[0] = beta_2 * v[0] + share_2 * seen
-        below = root(v[0] * second + <value> moments.inner) + <value> moments.outer
-        for c in range(dim):
-            gradient = gradient_at(g[c], w[c], factor, steps, plain)
-            m[c] = beta_1 * m[c] + share_1 * gradient
-            w[c] = weight_of(weight_at(w[c], steps, plain) - quotient(rate * m[c], below), steps,
-                             plain)
+        if steps.configured:
+            rowwise_adam_row(dim, rows[row], slots[0][row], slots[1][row], gradients + row * dim,
+                             rate, beta_1, beta_2, second, moments, steps, False)
+        else:
+            rowwise_adam_row(dim, rows[row], slots[0][row], slots[1][row], gradients + row * dim,
+                             rate, beta_1, beta_2, second, moments, steps, True)
 
 
 cdef inline value trust_ratio(value weights, value steps) noexcept nogil:
@@ -598,11 +605,47 @@ cdef inline value trust_ratio(value weights, value steps) noexcept nogil:
 
 
 cdef inline value lamb_step(
-    value m, value v, value w, value first, value second, value decay, Moments moments
+    value m, value v, value w, value first, value second, value decay, value inner, value outer
 ) noexcept nogil:
     """Return the direction of LAMB: Adam's, and the decay of the weight."""
-    cdef value below = root(v * second + <value> moments.inner) + <value> moments.outer
-    return quotient(m / first, below) + decay * w
+    return quotient(m / first, root(v * second + inner) + outer) + decay * w
+
+
+cdef inline void lamb_row(
+    int64_t dim, value *w, value *m, value *v, const value *g, value rate, value beta_1,
+    value beta_2, value first, value second, Moments moments, Steps steps, bint plain
+) noexcept nogil:
+    cdef value factor = 1 if plain else norm_factor(dim, g, steps)
+    cdef value share_1 = <value> moments.share_1, share_2 = <value> moments.share_2
+    cdef value inner = <value> moments.inner, outer = <value> moments.outer
+    cdef value decay = <value> (steps.decay if steps.configured & DECAYS_IN_FORMULA else 0)
+    cdef value of_weights[LANES]
+    cdef value of_steps[LANES]
+    cdef value weights[CHUNK]
+    cdef value moved[CHUNK]
+    cdef value gradient, mean, square, weight
+    cdef int64_t start = 0, size, c
+    clear(of_weights)
+    clear(of_steps)
+    while start < dim:
+        size = chunk_at(start, dim)
+        for c in range(size):
+            gradient = gradient_at(g[start + c], w[start + c], factor, steps, plain)
+            mean = beta_1 * m[start + c] + share_1 * gradient
+            square = beta_2 * v[start + c] + share_2 * (gradient * gradient)
+            weight = weight_at(w[start + c], steps, plain)
+            m[start + c] = mean
+            v[start + c] = square
+            weights[c] = weight
+            moved[c] = lamb_step(mean, square, weight, first, second, decay, inner, outer)
+        add_squares(of_weights, weights, size)
+        add_squares(of_steps, moved, size)
+        start += CHUNK
+    rate = rate * trust_ratio(root(total_of(of_weights)), root(total_of(of_steps)))
+    for c in range(dim):
+        weight = weight_at(w[c], steps, plain)
+        gradient = lamb_step(m[c], v[c], weight, first, second, decay, inner, outer)
+        w[c] = weight_of(weight - rate * gradient, steps, plain)
 
 
 cdef void _lamb(
@@ -613,48 +656,21 @@ cdef void _lamb(
     w = w - rate * |w| / |r| * r, norms of a row."""
     cdef Steps steps = steps_of(hyper)
     cdef Moments moments = moments_of(hyper, step)
+    cdef value rate = <value> hyper[RATE]
     cdef value beta_1 = <value> hyper[BETA_1], beta_2 = <value> hyper[BETA_2]
-    cdef value share_1 = <value> moments.share_1, share_2 = <value> moments.share_2
-    cdef value decay = <value> (steps.decay if steps.configured & DECAYS_IN_FORMULA else 0)
     cdef value **powers_1 = slots[2] if hyper[CORRECTION] == 2 else NULL
     cdef value **powers_2 = slots[3] if hyper[CORRECTION] == 2 else NULL
-    cdef bint plain = steps.configured == 0
-    cdef value of_weights[LANES]
-    cdef value of_steps[LANES]
-    cdef value weights[CHUNK]
-    cdef value moved[CHUNK]
-    cdef value first, second, factor, gradient, rate, weight
-    cdef const value *g
-    cdef value *w
-    cdef value *m
-    cdef value *v
-    cdef int64_t row, start, size, c
+    cdef value first, second
+    cdef int64_t row
     for row in range(count):
-        w, m, v, g = rows[row], slots[0][row], slots[1][row], gradients + row * dim
         first = first_of(powers_1, row, beta_1, moments.first)
         second = second_of(powers_2, row, beta_2, moments.second)
-        factor = norm_factor(dim, g, steps)
-        clear(of_weights)
-        clear(of_steps)
-        start = 0
-        while start < dim:
-            size = chunk_at(start, dim)
-            for c in range(size):
-                gradient = gradient_at(g[start + c], w[start + c], factor, steps, plain)
-                m[start + c] = beta_1 * m[start + c] + share_1 * gradient
-                v[start + c] = beta_2 * v[start + c] + share_2 * (gradient * gradient)
-                weights[c] = weight_at(w[start + c], steps, plain)
-                moved[c] = lamb_step(m[start + c], v[start + c], weights[c], first, second, decay,
-                                     moments)
-            add_squares(of_weights, weights, size)
-            add_squares(of_steps, moved, size)
-            start += CHUNK
-        rate = <value> hyper[RATE] * trust_ratio(root(total_of(of_weights)),
-                                                 root(total_of(of_steps)))
-        for c in range(dim):
-            weight = weight_at(w[c], steps, plain)
-            gradient = lamb_step(m[c], v[c], weight, first, second, decay, moments)
-            w[c] = weight_of(weight - rate * gradient, steps, plain)
+        if steps.configured:
+            lamb_row(dim, rows[row], slots[0][row], slots[1][row], gradients + row * dim, rate,
+                     beta_1, beta_2, first, second, moments, steps, False)
+        else:
+            lamb_row(dim, rows[row], slots[0][row], slots[1][row], gradients + row * dim, rate,
+                     beta_1, beta_2, first, second, moments, steps, True)
 
 
 # --- LARS, RMSProp ----------------------------------------------------------------------------

@@ -231,7 +231,8 @@ class RowSteps(Optimizer):
         row and column only.
     preset : {"tf", "fbgemm", "tpu"}, default "tf"
         Where arguments that are not given come from: TensorFlow's TPUEmbedding parameter classes,
-        FBGEMM's table-batched embeddings, or jax-tpu-embedding's SparseCore specs.
+        FBGEMM's table-batched embeddings, or jax-tpu-embedding's SparseCore specs. It is not kept:
+        the same numbers given one by one make an equal optimizer.
 
     Raises
     ------
