@@ -208,6 +208,49 @@ print(registry.plugins()[-1], registry.get_backend("acme").colour, optimizers.He
     ]
 
 
+def as_project(folder, source):
+    """Turn an installed package on disk into a project that pip can install."""
+    (info,) = (SITE / folder).glob("*.dist-info")
+    shutil.copytree(SITE / folder, source, ignore=shutil.ignore_patterns("*.dist-info"))
+    metadata = dict(
+        line.split(": ", 1) for line in (info / "METADATA").read_text().splitlines() if ": " in line
+    )
+    entries = (info / "entry_points.txt").read_text()
+    quoted = re.sub(r"^(\w+) = (\S+)$", r'\1 = "\2"', entries, flags=re.MULTILINE)
+    (source / "pyproject.toml").write_text(
+        "[build-system]\nrequires = ['setuptools']\nbuild-backend = 'setuptools.build_meta'\n"
+        f"[project]\nname = '{metadata['Name']}'\nversion = '{metadata['Version']}'\n"
+        + quoted.replace("[shardcore]", "[project.entry-points.shardcore]")
+    )
+
+
+@pytest.mark.skipif(importlib.util.find_spec("setuptools") is None, reason="needs setuptools")
+@pytest.mark.skipif(importlib.util.find_spec("pip") is None, reason="needs pip")
+def test_bad_plugins_really_installed_are_told_as_those_on_disk(tmp_path):
+    folders = ["broken", "clash", "misspelt", "unavailable"]
+    for folder in folders:
+        as_project(folder, tmp_path / folder)
+    target = tmp_path / "target"
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    command += ["--no-index", "--no-deps", "--no-build-isolation", "--target", str(target)]
+    sources = [str(tmp_path / folder) for folder in folders]
+    done = subprocess.run([*command, *sources], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    code = """
+for plugin in registry.plugins():
+    print(plugin)
+for name, info in registry.backends().items():
+    print(name, info)
+    if not info.available:
+        shown(registry.get_backend, name)
+"""
+    installed = python(code, target).replace(str(target), "PLACE")
+    assert installed == python(code, *folders).replace(str(SITE / "misspelt"), "PLACE")
+    assert "could not be loaded" in installed
+    assert "PluginConflictError" in installed
+    assert "UnavailableError" in installed
+
+
 # ----------------------------------------------------------------------------- unknown
 
 
