@@ -48,7 +48,7 @@ def read(backend, table, slot):
 
 class OnSim(BackendConformance):
     max_examples = 5
-    fields = {}  # noqa: RUF012
+    fields = {}
 
     @pytest.fixture
     def backend(self):
@@ -66,21 +66,21 @@ class TestRows(OnSim):
 
 
 class TestWholeTables(OnSim):
-    fields = {"placement": "table"}  # noqa: RUF012
+    fields = {"placement": "table"}
 
 
 class TestColumns(OnSim):
-    fields = {"placement": "column"}  # noqa: RUF012
+    fields = {"placement": "column"}
 
 
 class TestCopies(OnSim):
-    fields = {"placement": "replicated"}  # noqa: RUF012
+    fields = {"placement": "replicated"}
 
 
 class TestPartialSums(OnSim):
-    fields = {"exchange": "partial"}  # noqa: RUF012
+    fields = {"exchange": "partial"}
     exact = False
 
 
 class TestPartialSumsOfColumns(OnSim):
-    fields = {"placement": "column", "exchange": "partial"}  # noqa: RUF012
+    fields = {"placement": "column", "exchange": "partial"}

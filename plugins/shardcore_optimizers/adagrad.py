@@ -82,11 +82,11 @@ class Adagrad(FormulaSteps):
     epsilon: float = FROM_PRESET
 
     hyper_names = (*COMMON_HYPER, "epsilon")
-    rules = {  # noqa: RUF012
+    rules = {
         "initial_accumulator_value": number(at_least=0),
         "epsilon": number(at_least=0),
     }
-    defaults = {  # noqa: RUF012
+    defaults = {
         "tf": {"learning_rate": 0.001, "initial_accumulator_value": 0.1, "epsilon": 0.0},
         "fbgemm": {"learning_rate": 0.01, "initial_accumulator_value": 0.0, "epsilon": 1e-8},
     }
@@ -176,7 +176,7 @@ class RowwiseAdagrad(FormulaSteps):
     epsilon: float = FROM_PRESET
 
     hyper_names = (*COMMON_HYPER, "epsilon", "takes_max")
-    rules = {**Adagrad.rules, "reduce": choice("mean", "max")}  # noqa: RUF012
+    rules = {**Adagrad.rules, "reduce": choice("mean", "max")}
     defaults = Adagrad.defaults
 
     def _check_together(self) -> None:
@@ -281,7 +281,7 @@ class AdagradMomentum(FormulaSteps):
     initial_accumulator_value: float = FROM_PRESET
 
     hyper_names = (*COMMON_HYPER, "momentum", "use_nesterov", "exponent", "beta2", "epsilon")
-    rules = {  # noqa: RUF012
+    rules = {
         "momentum": number(at_least=0, below=1),
         "use_nesterov": flag,
         "exponent": number(above=0),
@@ -289,7 +289,7 @@ class AdagradMomentum(FormulaSteps):
         "epsilon": number(above=0),
         "initial_accumulator_value": number(at_least=0),
     }
-    defaults = {  # noqa: RUF012
+    defaults = {
         "tf": {"learning_rate": 0.001, "momentum": 0.0, "initial_accumulator_value": 0.0},
         "fbgemm": {"learning_rate": 0.01, "momentum": 0.9},
         "tpu": {"momentum": 0.9, "initial_accumulator_value": 0.1},

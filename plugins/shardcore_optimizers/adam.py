@@ -57,7 +57,7 @@ class Moments(FormulaSteps):
         "sum_inside_sqrt",
         "correction",
     )
-    rules = {  # noqa: RUF012
+    rules = {
         "beta_1": number(at_least=0, below=1),
         "beta_2": number(at_least=0, below=1),
         "epsilon": number(above=0),
@@ -65,7 +65,7 @@ class Moments(FormulaSteps):
         "sum_inside_sqrt": flag,
         "bias_correction": choice(*CORRECTIONS),
     }
-    defaults = {  # noqa: RUF012
+    defaults = {
         "tf": {
             "learning_rate": 0.001,
             "epsilon": 1e-7,
@@ -254,7 +254,7 @@ class AdamW(Adam):
     weight_decay_factor: float | None = 0.01
     multiply_weight_decay_factor_by_learning_rate: bool | None = True
 
-    defaults = {  # noqa: RUF012
+    defaults = {
         **Adam.defaults,
         "tf": {**Adam.defaults["tf"], "sum_inside_sqrt": False, "bias_correction": "global"},
     }

@@ -114,7 +114,7 @@ class Custom(RowSteps):
     slot_specs: Sequence[SlotSpec] = ()
     hyperparameters: Mapping[str, float] | tuple[tuple[str, float], ...] = ()
 
-    rules = {  # noqa: RUF012
+    rules = {
         "computation": _computation,
         "slot_specs": _slot_specs,
         "hyperparameters": _hyperparameters,

@@ -93,7 +93,7 @@ class FTRL(FormulaSteps):
         "beta",
         "multiply_linear_by_learning_rate",
     )
-    rules = {  # noqa: RUF012
+    rules = {
         "learning_rate_power": number(at_most=0),
         "l1_regularization_strength": number(at_least=0),
         "l2_regularization_strength": number(at_least=0),
@@ -102,7 +102,7 @@ class FTRL(FormulaSteps):
         "multiply_linear_by_learning_rate": flag,
         "allow_zero_accumulator": flag,
     }
-    defaults = {  # noqa: RUF012
+    defaults = {
         "tf": {"learning_rate": 0.001},
         "fbgemm": {"learning_rate": 0.01},
         "tpu": {"learning_rate": 0.01},

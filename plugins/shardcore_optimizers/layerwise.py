@@ -74,7 +74,7 @@ class LAMB(Moments):
     decoupled_weight_decay: bool = False
 
     decay_in_formula = True
-    defaults = {  # noqa: RUF012
+    defaults = {
         "tf": {
             "learning_rate": 0.001,
             "epsilon": 1e-6,
@@ -163,7 +163,7 @@ class LARS(FormulaSteps):
     decoupled_weight_decay: bool = False
 
     hyper_names = (*COMMON_HYPER, "momentum", "trust_coefficient", "epsilon")
-    rules = {  # noqa: RUF012
+    rules = {
         "momentum": number(at_least=0, below=1),
         "trust_coefficient": number(above=0),
         "epsilon": number(at_least=0),

@@ -75,13 +75,13 @@ class RMSProp(FormulaSteps):
     sum_inside_sqrt: bool = False
 
     hyper_names = (*COMMON_HYPER, "rho", "momentum", "epsilon", "sum_inside_sqrt")
-    rules = {  # noqa: RUF012
+    rules = {
         "rho": number(at_least=0, below=1),
         "momentum": number(at_least=0, below=1),
         "epsilon": number(above=0),
         "sum_inside_sqrt": flag,
     }
-    defaults = {  # noqa: RUF012
+    defaults = {
         "tf": {"learning_rate": 0.001, "epsilon": 1e-7},
         "fbgemm": {"learning_rate": 0.01, "epsilon": 1e-8},
     }

@@ -65,8 +65,8 @@ class SGD(FormulaSteps):
     nesterov: bool = False
 
     hyper_names = (*COMMON_HYPER, "momentum", "nesterov")
-    rules = {"momentum": number(at_least=0, below=1), "nesterov": flag}  # noqa: RUF012
-    defaults = {  # noqa: RUF012
+    rules = {"momentum": number(at_least=0, below=1), "nesterov": flag}
+    defaults = {
         "tf": {"learning_rate": 0.01},
         "tpu": {"learning_rate": 0.001},
     }
