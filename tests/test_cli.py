@@ -160,7 +160,7 @@ def test_the_command_line_loads_nothing_that_only_the_demo_needs():
 
 
 def test_a_plugin_adds_a_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["simulate", "--hosts", "1,2"]) == 0
+    assert cli.main(["simulate", "--hosts", "1,2", "--batch", "256"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("26 tables, 204184588 rows")
     assert [line.split()[0] for line in lines[-2:]] == ["1", "2"]
