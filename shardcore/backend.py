@@ -22,8 +22,8 @@ results; a backend overrides them for speed.
 * Sums have one order, on every backend: a bag in occurrence order; a row's gradient in (feature,
   global bag, position) order, runs above 4,096 occurrences in blocks of 4,096 counted from the
   first, blocks added in order.
-* A call that raises has changed nothing; the one exception is an optimizer whose own Python code raises
-  in the midst of `apply`, after other rows or tables were updated.
+* A call that raises has changed nothing; the one exception is an optimizer whose own Python code
+  raises in the midst of `apply`, after other rows or tables were updated.
 * Calls may come from several threads; a lookup sees each row wholly before or after an update.
 * After `close` nothing is called any more.
 
