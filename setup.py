@@ -36,6 +36,7 @@ SANITIZERS = [
     "-fno-sanitize-recover=undefined",
     "-fno-omit-frame-pointer",
     "-g1",
+    "-O1",  # the last -O counts; watched code compiles slowly at -O3 and runs no truer
 ]
 
 
