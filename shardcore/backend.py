@@ -235,7 +235,7 @@ class Backend(ABC):
         writes from here on.
         """
 
-    def end_restore(self) -> None:  # noqa: B027
+    def end_restore(self) -> None:  # noqa: B027 - as above
         """Hear that all of it was written; raise if it was not."""
 
     def close(self) -> None:

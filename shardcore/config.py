@@ -318,7 +318,7 @@ def _as_policy(invalid_ids: object, rows: int) -> InvalidIds:
     if isinstance(invalid_ids, str):
         if invalid_ids not in _INVALID_IDS:
             raise ShardcoreValueError(f"{rule}, got {invalid_ids!r}")
-        return invalid_ids  # type: ignore[return-value]
+        return invalid_ids  # type: ignore[return-value]  # one of the literals, as just checked
     if isinstance(invalid_ids, bool) or not isinstance(invalid_ids, int | np.integer):
         raise ShardcoreTypeError(f"{rule}, got {invalid_ids!r}")
     if not 0 <= invalid_ids < rows:

@@ -167,7 +167,7 @@ def _check_number(
     if not _is_number(value):
         raise ShardcoreTypeError(f"{rule}, got {value!r}")
     try:
-        number = float(value)  # type: ignore[arg-type]
+        number = float(value)  # type: ignore[arg-type]  # a number, as _is_number has seen
     except OverflowError:  # an integer beyond float64
         number = math.inf
     if (
@@ -507,7 +507,7 @@ class UpdateFunction:
         ShardcoreTypeError
             If it is no ctypes function.
         """
-        if not isinstance(function, ctypes._CFuncPtr):  # type: ignore[attr-defined]
+        if not isinstance(function, ctypes._CFuncPtr):  # type: ignore[attr-defined]  # untyped there
             raise ShardcoreTypeError(f"function must be a ctypes function, got {function!r}")
         declared = tuple(function.argtypes or ())
         dtype = None
@@ -677,7 +677,7 @@ class Optimizer(ABC):
 
     def parameters(self) -> dict[str, Any]:
         """Return the parameters as they were given, by name; keyword-only ones come last."""
-        fields = dataclasses.fields(self)  # type: ignore[arg-type]
+        fields = dataclasses.fields(self)  # type: ignore[arg-type]  # subclasses are dataclasses
         ordered = sorted(fields, key=lambda field: bool(field.kw_only))
         return {field.name: getattr(self, field.name) for field in ordered}
 
@@ -787,7 +787,7 @@ class Optimizer(ABC):
 
     def __repr__(self) -> str:
         """Show the parameters; of the keyword-only ones those that are not at their default."""
-        fields = dataclasses.fields(self)  # type: ignore[arg-type]
+        fields = dataclasses.fields(self)  # type: ignore[arg-type]  # subclasses are dataclasses
         usual = {field.name: field.default for field in fields if field.kw_only}
         shown = (
             f"{name}=<{_callable_name(value)}>" if callable(value) else f"{name}={value!r}"

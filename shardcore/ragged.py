@@ -77,7 +77,7 @@ class Ragged:
     # was given at, so that weights given in that order find their value.
     _given_order: NDArray[np.int64] | None = field(default=None)
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # equal by value, and arrays can change
 
     def __init__(
         self, values: ArrayLike, row_splits: ArrayLike, weights: ArrayLike | None = None
@@ -333,7 +333,7 @@ class Sparse:
     values: NDArray[Any]
     dense_shape: tuple[int, ...]
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # equal by value, and arrays can change
 
     def __init__(
         self, indices: ArrayLike, values: ArrayLike, dense_shape: Sequence[int] | NDArray[Any]

@@ -512,7 +512,7 @@ def create_variable(
     creator = variable_creator.get()
     if creator is not None:
         arguments = (shape, dtype, partitioner, num_shards, initializer, name, seed)
-        return creator(lambda: create_variable(*arguments))  # type: ignore[no-any-return]
+        return creator(lambda: create_variable(*arguments))  # type: ignore[no-any-return]  # theirs
     sizes = as_shape((shape,) if isinstance(shape, (int, np.integer)) else shape)
     if not sizes:
         raise ShardcoreValueError("shape must have at least one axis, got ()")

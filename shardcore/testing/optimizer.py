@@ -117,7 +117,7 @@ class OptimizerConformance:
         """It shows the class and every positional parameter, and no address in memory."""
         shown = repr(optimizer)
         assert shown.startswith(type(optimizer).__name__ + "(")
-        for field in dataclasses.fields(optimizer):  # type: ignore[arg-type]
+        for field in dataclasses.fields(optimizer):  # type: ignore[arg-type]  # checked above
             value = getattr(optimizer, field.name)
             assert field.kw_only or callable(value) or f"{field.name}={value!r}" in shown
         assert "0x" not in shown
