@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from shardcore.config import FeatureConfig
+from shardcore.hyper_parameters import callable_name
 from shardcore.initializers import TruncatedNormal
-from shardcore.optimizer import Optimizer, _callable_name
+from shardcore.optimizer import Optimizer
 from shardcore.schedules import BoundSchedule
+from shardcore.slots import described_value
 from shardcore.table_plan import PlannedTable
 
 __all__ = ["described_feature", "described_table"]
@@ -69,7 +71,7 @@ def described_feature(path: str, feature: FeatureConfig, table: str) -> dict[str
 
 def _described_optimizer(optimizer: Optimizer) -> dict[str, Any]:
     parameters = optimizer.parameters()
-    dynamic = any(callable(value) for value in parameters.values())
+    dynamic = any(callable(parameters.get(name)) for name in optimizer.hyper_names)
     return {
         "name": optimizer.name,
         "learning_rate": "dynamic" if dynamic else "constant",
@@ -84,7 +86,7 @@ def _described_initializer(initializer: Any) -> str:
         return f"array of shape {initializer.shape}, {initializer.dtype}"
     if dataclasses.is_dataclass(initializer):
         return repr(initializer)
-    return _callable_name(initializer)
+    return callable_name(initializer)
 
 
 def _plain(value: Any) -> Any:
@@ -100,7 +102,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): _plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
+        return [described_value(e) if callable(e) else _plain(e) for e in value]
     if callable(value):
-        return {"callable": _callable_name(value)}
+        return {"callable": callable_name(value)}
     return repr(value)

@@ -19,6 +19,7 @@ from shardcore.batch import TableSpec
 from shardcore.checkpoint.boxes import Box
 from shardcore.checkpoint.state import SavedTensor, TensorSource
 from shardcore.errors import CorruptCheckpointError, ShardcoreValueError
+from shardcore.initial_slots import fill_slots
 from shardcore.initializers import Zeros
 from shardcore.layout import Layout
 from shardcore.table_plan import PlannedTable
@@ -103,7 +104,8 @@ class EmbeddingRestore:
         Tensors of the checkpoint that the engine has no place for.
     step : int
     reset_slots : callable
-        Gives the slots that are not restored their initial values.
+        Gives the slots that are not restored their initial values; those that begin from the rows
+        have theirs from what `writes` wrote.
     """
 
     specs: list[TableSpec]
@@ -143,7 +145,7 @@ def plan_restore(
     saved, step = _saved_tables(metadata)
     _check_names(tables, saved)
     writes: dict[str, Callable[[Box, NDArray[Any]], None]] = {}
-    to_reset: list[tuple[TableSpec, Any]] = []
+    to_reset: list[TableSpec] = []
     for table in tables:
         spec = table.spec
         load_slots = slots == "load" and spec.optimizer is not None
@@ -154,13 +156,18 @@ def plan_restore(
                 continue
             _check_tensor(name, shape, dtype, tensors)
             writes[name] = _writer(backend, spec.name, slot)
-        if not load_slots:
-            to_reset += [(spec, slot) for slot in _slots(spec)]
+        if load_slots or spec.optimizer is None:
+            continue
+        if spec.optimizer.init_reads_rows:
+            writes[spec.name] = _writer_of_all(backend, spec)
+        elif live:
+            to_reset.append(spec)
 
     def reset() -> None:
-        if live:
-            for spec, slot in to_reset:
-                _fill_slot(backend, spec, slot)
+        for spec in to_reset:
+            for start in range(0, spec.num_rows, _BLOCK_ROWS):
+                rows = range(start, min(start + _BLOCK_ROWS, spec.num_rows))
+                _write_initial_slots(backend, spec, rows, None)
 
     specs = [dataclasses.replace(table.spec, initializer=Zeros()) for table in tables]
     skipped = tuple(name for name in tensors if name not in writes)
@@ -247,9 +254,25 @@ def _writer(backend: Backend, table: str, slot: str | None) -> Callable[[Box, ND
     return write
 
 
-def _fill_slot(backend: Backend, spec: TableSpec, slot: Any) -> None:
-    rows, columns = slot.shape(spec.num_rows, spec.dim)
-    dtype = slot.storage_dtype(spec.dtype)
-    for start in range(0, rows, _BLOCK_ROWS):
-        count = min(_BLOCK_ROWS, rows - start)
-        backend.write(spec.name, slot.name, start, np.full((count, columns), slot.fill, dtype))
+def _writer_of_all(backend: Backend, spec: TableSpec) -> Callable[[Box, NDArray[Any]], None]:
+    """Return what writes rows, and the slots that these rows begin with."""
+
+    def write(box: Box, values: NDArray[Any]) -> None:
+        backend.write(spec.name, None, box.rows.start, values)
+        _write_initial_slots(backend, spec, range(box.rows.start, box.rows.stop), values)
+
+    return write
+
+
+def _write_initial_slots(
+    backend: Backend, spec: TableSpec, rows: range, values: NDArray[Any] | None
+) -> None:
+    """Give the slots of some rows, whose values may be known, their initial values."""
+    assert spec.optimizer is not None, "tables without an optimizer have no slots"
+    slots = {
+        slot.name: np.empty(slot.shape(len(rows), spec.dim), slot.storage_dtype(spec.dtype))
+        for slot in spec.optimizer.slots
+    }
+    fill_slots(spec.optimizer, slots, values, rows, spec.seed)
+    for name, slot in slots.items():
+        backend.write(spec.name, name, rows.start, slot)

@@ -12,9 +12,11 @@ computed in float64 and rounded once to the dtype asked for.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
@@ -33,8 +35,11 @@ __all__ = [
     "Constant",
     "Zeros",
     "RowId",
+    "FromArray",
+    "as_block",
     "as_initializer",
     "blocks",
+    "derived_seed",
     "fill",
 ]
 
@@ -305,14 +310,61 @@ class RowId:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class _Rows:
-    """The rows of an array of the full shape, as an initializer."""
+class FromArray:
+    """The rows of an array of the full shape.
+
+    Two are equal if their arrays have one shape, dtype and checksum.
+
+    Parameters
+    ----------
+    array : array-like of rank 1 or more
+        Not copied: it must not change while it is in use.
+
+    Raises
+    ------
+    ShardcoreTypeError, ShardcoreValueError
+        If `array` is no array, or has no axis.
+
+    Examples
+    --------
+    >>> FromArray([[1.0, 2.0], [3.0, 4.0]])(np.array([1]), (2,), "float32", 0)
+    array([[3., 4.]])
+    """
 
     array: _Array
+
+    def __post_init__(self) -> None:
+        array = _as_array(self.array, "array must be an array")
+        if not array.ndim:
+            raise ShardcoreValueError("array must have at least one axis, got ()")
+        object.__setattr__(self, "array", array)
+
+    @cached_property
+    def checksum(self) -> str:
+        """The BLAKE2b of the array's bytes in C order, 16 bytes in hexadecimal."""
+        digest = hashlib.blake2b(digest_size=16)
+        row_bytes = self.array[:1].nbytes
+        size = max(1, _BLOCK_BYTES // max(1, row_bytes))
+        for start in range(0, len(self.array), size):
+            digest.update(self.array[start : start + size].tobytes())
+        return digest.hexdigest()
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, FromArray):
+            return NotImplemented
+        mine, theirs = self.array, other.array
+        if mine is theirs:
+            return True
+        alike = mine.shape == theirs.shape and mine.dtype == theirs.dtype
+        return alike and self.checksum == other.checksum
+
+    def __hash__(self) -> int:
+        return hash((self.array.shape, self.checksum))
 
     def __call__(
         self, rows: ArrayLike, row_shape: Sequence[int], dtype: DTypeLike, seed: int
     ) -> _Array:
+        """Return the values of `rows`, as the array has them; see `Initializer`."""
         ids = _row_ids(rows, "rows")
         outside = ids >= len(self.array)
         if outside.any():
@@ -378,7 +430,7 @@ def as_initializer(
         )
     if dtype is not None:
         _check_castable(array.dtype, as_dtype(dtype), "initializer has")
-    return _Rows(array)
+    return FromArray(array)
 
 
 def fill(
@@ -495,16 +547,64 @@ def _evaluated(
         block = slice(start, min(start + block_rows, len(global_rows)))
         rows = np.array(global_rows[block], np.int64)
         rows.flags.writeable = False
-        values = _as_array(
-            init(rows, row_shape, dtype, seed), f"initializer {init!r} must return an array"
+        values = init(rows, row_shape, dtype, seed)
+        yield block, as_block(values, row_shape, dtype, rows, f"initializer {init!r}")
+
+
+def as_block(
+    values: object,
+    row_shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    rows: NDArray[np.int64],
+    who: str,
+) -> _Array:
+    """Return what a callable of the user's gave for rows, checked and cast to `dtype`.
+
+    Parameters
+    ----------
+    values : array-like
+        Must have shape (len(rows), *row_shape).
+    row_shape : tuple of int
+    dtype : np.dtype
+    rows : int64 (n,)
+        Global row ids, for messages.
+    who : str
+        What gave them, for messages.
+
+    Raises
+    ------
+    ShardcoreTypeError
+        If it is no array, or does not cast to `dtype` within the same kind.
+    ShardcoreValueError
+        If it has another shape, or a value that overflows `dtype`.
+
+    Examples
+    --------
+    >>> as_block([[1, 2]], (2,), np.dtype("float32"), np.array([7]), "init")
+    array([[1., 2.]], dtype=float32)
+    """
+    array = _as_array(values, f"{who} must return an array")
+    if array.shape != (len(rows), *row_shape):
+        raise ShardcoreValueError(
+            f"{who} must return shape {(len(rows), *row_shape)} for "
+            f"{len(rows)} rows of shape {row_shape}, got {array.shape}"
         )
-        if values.shape != (len(rows), *row_shape):
-            raise ShardcoreValueError(
-                f"initializer {init!r} must return shape {(len(rows), *row_shape)} for "
-                f"{len(rows)} rows of shape {row_shape}, got {values.shape}"
-            )
-        _check_castable(values.dtype, dtype, f"initializer {init!r} returned")
-        yield block, _cast(values, dtype, init, rows)
+    _check_castable(array.dtype, dtype, f"{who} returned")
+    return _cast(array, dtype, who, rows)
+
+
+def derived_seed(seed: int, name: str) -> int:
+    """Return a seed in [0, 2**64) of something named, a stable hash of a seed and its name.
+
+    A table's is derived from the engine's, a slot's from its table's.
+
+    Examples
+    --------
+    >>> derived_seed(0, "user") == derived_seed(0, "user") != derived_seed(1, "user")
+    True
+    """
+    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
 
 
 def _draw(
@@ -593,9 +693,7 @@ def _check_castable(source: np.dtype[Any], target: np.dtype[Any], what: str) -> 
         )
 
 
-def _cast(
-    values: _Array, dtype: np.dtype[Any], init: Initializer, rows: NDArray[np.int64]
-) -> _Array:
+def _cast(values: _Array, dtype: np.dtype[Any], who: str, rows: NDArray[np.int64]) -> _Array:
     """Return `values` as `dtype`; a value that does not fit raises."""
     if values.dtype == dtype:
         return values
@@ -607,7 +705,7 @@ def _cast(
     if lost.any():
         first = tuple(int(i) for i in np.argwhere(lost)[0])
         raise ShardcoreValueError(
-            f"initializer {init!r} returned {values[first]} for row {rows[first[0]]}, "
+            f"{who} returned {values[first]} for row {rows[first[0]]}, "
             f"which does not fit {dtype.name}"
         )
     return result

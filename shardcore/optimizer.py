@@ -6,6 +6,13 @@ An optimizer is a frozen dataclass: its fields are its parameters, nothing else 
 holds no state of a table. The state lives beside the table's rows, in *slots* that it declares:
 one `SlotSpec` per slot, ``"element"`` for a value per weight or ``"row"`` for one value per row.
 
+What slots start from
+---------------------
+A `SlotSpec` says it: a number, an array of the slot's full shape, or an initializer. Where that is
+not enough, a class overrides `Optimizer.init`: it is then called with the rows' initial values, in
+blocks of any size, in the working dtype, when a table is created; and with the restored rows when a
+checkpoint is restored with ``slots="reset"``. What it returns is stored in each slot's dtype.
+
 What happens on a batch
 -----------------------
 The engine sums the gradients of all occurrences of a row, over all features of a table, and hands
@@ -104,19 +111,24 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import inspect
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from types import MethodType
-from typing import Any, ClassVar, Final, Literal, Self, TypeAlias
+from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 
-from shardcore.dtypes import as_dtype, working_dtype
+from shardcore.dtypes import as_dtype
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
+from shardcore.hyper_parameters import (
+    LearningRate,
+    callable_name,
+    check_hyper_parameter,
+    check_learning_rate,
+    evaluate_learning_rate,
+)
+from shardcore.slots import SlotSpec, comparable, described_value, shown
 
 __all__ = [
     "Optimizer",
@@ -129,10 +141,6 @@ __all__ = [
     "update_prototype",
 ]
 
-LearningRate: TypeAlias = float | Callable[[], float]
-"""A number >= 0, or a callable without arguments that is asked for one at every batch."""
-
-_FLOAT32_MAX: Final = float(np.finfo(np.float32).max)
 _CAPSULE_DTYPES: Final[Mapping[bytes, np.dtype[Any]]] = {
     b"shardcore.update_rows.float32": np.dtype(np.float32),
     b"shardcore.update_rows.float64": np.dtype(np.float64),
@@ -147,158 +155,6 @@ _capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c
 )
 
 
-def _is_number(value: object) -> bool:
-    """Tell whether `value` is a real number; schedules of array libraries return 0-d arrays."""
-    if isinstance(value, bool | np.bool_):
-        return False
-    kind = getattr(getattr(value, "dtype", None), "kind", None)
-    return isinstance(value, Real) or (getattr(value, "ndim", None) == 0 and kind in (*"fiu",))
-
-
-def _check_number(
-    value: object,
-    rule: str,
-    at_least: float | None = None,
-    above: float | None = None,
-    at_most: float | None = None,
-    below: float | None = None,
-) -> float:
-    """Return `value` as a float, or raise "<rule>, got <value>"."""
-    if not _is_number(value):
-        raise ShardcoreTypeError(f"{rule}, got {value!r}")
-    try:
-        number = float(value)  # type: ignore[arg-type]  # a number, as _is_number has seen
-    except OverflowError:  # an integer beyond float64
-        number = math.inf
-    if (
-        not math.isfinite(number)
-        or abs(number) > _FLOAT32_MAX
-        or (at_least is not None and number < at_least)
-        or (above is not None and number <= above)
-        or (at_most is not None and number > at_most)
-        or (below is not None and number >= below)
-    ):
-        raise ShardcoreValueError(f"{rule}, got {value!r}")
-    return number
-
-
-def check_hyper_parameter(
-    value: object,
-    argument: str,
-    *,
-    at_least: float | None = None,
-    above: float | None = None,
-    at_most: float | None = None,
-    below: float | None = None,
-) -> float:
-    """Return a hyper-parameter as a float, or raise an error that names it.
-
-    Parameters
-    ----------
-    value : number
-        What the user gave. It must be finite in float32, the type most tables work in.
-    argument : str
-        The name of the user's argument.
-    at_least, above : float, optional
-        The lowest value accepted, or the value it must exceed.
-    at_most, below : float, optional
-        The highest value accepted, or the value it must stay below.
-
-    Returns
-    -------
-    float
-
-    Raises
-    ------
-    ShardcoreTypeError
-        If it is no real number; a bool is none.
-    ShardcoreValueError
-        If it is not finite as float32, or out of bounds.
-
-    Examples
-    --------
-    >>> check_hyper_parameter(1, "epsilon", above=0)
-    1.0
-    >>> check_hyper_parameter(0, "epsilon", above=0)
-    Traceback (most recent call last):
-    shardcore.errors.ShardcoreValueError: epsilon must be a number > 0, finite as float32, got 0
-    """
-    limits = ((">=", at_least), (">", above), ("<=", at_most), ("<", below))
-    bounds = " and ".join(f"{sign} {limit:g}" for sign, limit in limits if limit is not None)
-    rule = f"{argument} must be a number{' ' * bool(bounds)}{bounds}, finite as float32"
-    return _check_number(value, rule, at_least, above, at_most, below)
-
-
-def check_learning_rate(value: object, argument: str = "learning_rate") -> LearningRate:
-    """Return a learning rate: a float >= 0, or the zero-argument callable that was given.
-
-    Parameters
-    ----------
-    value : number or callable
-        A number must be >= 0 and finite as float32. A callable is not called here; it is called by
-        `evaluate_learning_rate`, once per batch, in the thread that applies the gradients.
-    argument : str
-        The name of the user's argument.
-
-    Returns
-    -------
-    float or callable
-
-    Raises
-    ------
-    ShardcoreTypeError
-        If it is neither a number nor callable without arguments.
-    ShardcoreValueError
-        If it is negative or not finite as float32.
-
-    Examples
-    --------
-    >>> check_learning_rate(1)
-    1.0
-    >>> check_learning_rate(-1)
-    Traceback (most recent call last):
-    shardcore.errors.ShardcoreValueError: learning_rate must be a number >= 0, finite as float32, \
-or a zero-argument callable, got -1
-    """
-    rule = f"{argument} must be a number >= 0, finite as float32, or a zero-argument callable"
-    if not callable(value) or _is_number(value):
-        return _check_number(value, rule, at_least=0)
-    try:
-        inspect.signature(value).bind()
-    except TypeError as error:
-        raise ShardcoreTypeError(f"{rule}, got {_callable_name(value)}: {error}") from error
-    except ValueError:  # some built-in callables have no signature; calling them will tell
-        pass
-    return value
-
-
-def evaluate_learning_rate(value: LearningRate, argument: str = "learning_rate") -> float:
-    """Return the learning rate of the present batch: the number, or what the callable returns now.
-
-    Raises
-    ------
-    ShardcoreTypeError
-        If the callable returns no real number.
-    ShardcoreValueError
-        If it returns a negative number or one that is not finite as float32.
-
-    Examples
-    --------
-    >>> rates = iter([0.5, -0.5])
-    >>> rate = check_learning_rate(lambda: next(rates))
-    >>> evaluate_learning_rate(rate)
-    0.5
-    >>> evaluate_learning_rate(rate)
-    Traceback (most recent call last):
-    shardcore.errors.ShardcoreValueError: learning_rate() must return a number >= 0, finite as \
-float32, got -0.5
-    """
-    if not callable(value):
-        return float(value)
-    rule = f"{argument}() must return a number >= 0, finite as float32"
-    return _check_number(value(), rule, at_least=0)
-
-
 def _is_same(value: object, usual: object) -> bool:
     """Tell whether a parameter is its default, for values that compare to a bool."""
     return value is usual or (
@@ -307,88 +163,32 @@ def _is_same(value: object, usual: object) -> bool:
 
 
 def _as_json(value: Any) -> Any:
-    """Return a parameter as JSON can hold it."""
+    """Return a parameter as JSON can hold it; callables in a tuple are initial values."""
     if callable(value):
-        return {"callable": _callable_name(value)}
+        return {"callable": callable_name(value)}
     if isinstance(value, np.dtype):
         return value.name
     if isinstance(value, SlotSpec):
-        return {name: _as_json(held) for name, held in vars(value).items()}
-    return [_as_json(one) for one in value] if isinstance(value, tuple) else value
+        described = {name: _as_json(getattr(value, name)) for name in ("name", "kind", "dtype")}
+        return {**described, "fill": described_value(value.fill)}
+    if isinstance(value, tuple):
+        return [described_value(one) if callable(one) else _as_json(one) for one in value]
+    return value
 
 
-def _callable_name(function: Callable[..., object]) -> str:
-    """Return where a callable comes from, without its address in memory."""
-    named = function if hasattr(function, "__qualname__") else type(function)
-    return f"{named.__module__}.{named.__qualname__}"
+def _as_key(value: Any) -> object:
+    """Return what a parameter is compared by; a method is made anew at each access."""
+    if isinstance(value, tuple):
+        return tuple(comparable(one) if callable(one) else _as_key(one) for one in value)
+    return id(value) if callable(value) and not isinstance(value, MethodType) else value
 
 
-@dataclass(frozen=True)
-class SlotSpec:
-    """One piece of optimizer state that a table keeps beside its rows.
-
-    Parameters
-    ----------
-    name : str
-        An identifier, unique within the optimizer, e.g. ``"accumulators"``.
-    kind : {"element", "row"}
-        A value per weight, or one value per row.
-    dtype : dtype or "table", optional
-        The type it is stored in, "table" being that of the table. None is the working dtype of the
-        table: float64 for float64 tables, else float32. `Optimizer.update` gets and returns it in
-        the working dtype always.
-    fill : float, default 0.0
-        The value it starts from.
-
-    Raises
-    ------
-    ShardcoreTypeError
-        If `dtype` is not a floating dtype.
-    ShardcoreValueError
-        If `name`, `kind` or `fill` break the rules above.
-
-    Examples
-    --------
-    >>> slot = SlotSpec("accumulators", "element", fill=0.1)
-    >>> slot.shape(rows=1000, dim=64), slot.storage_dtype("float16")
-    ((1000, 64), dtype('float32'))
-    >>> SlotSpec("accumulators", "row").shape(rows=1000, dim=64)
-    (1000, 1)
-    """
-
-    name: str
-    kind: Literal["row", "element"]
-    dtype: Any = None
-    fill: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not (isinstance(self.name, str) and self.name.isidentifier()):
-            raise ShardcoreValueError(f"name of a slot must be an identifier, got {self.name!r}")
-        if self.kind not in ("row", "element"):
-            raise ShardcoreValueError(
-                f"kind of slot {self.name!r} must be 'row' or 'element', got {self.kind!r}"
-            )
-        if not (self.dtype is None or (isinstance(self.dtype, str) and self.dtype == "table")):
-            dtype = as_dtype(self.dtype, f"dtype of slot {self.name!r}")
-            if dtype.kind != "f" and dtype.name != "bfloat16":
-                raise ShardcoreTypeError(
-                    f"dtype of slot {self.name!r} must be a floating dtype, got {dtype.name!r}"
-                )
-            object.__setattr__(self, "dtype", dtype)
-        fill = check_hyper_parameter(self.fill, f"fill of slot {self.name!r}")
-        object.__setattr__(self, "fill", fill)
-
-    def shape(self, rows: int, dim: int) -> tuple[int, int]:
-        """Return the slot's shape beside a table of (rows, dim): (rows, dim) or (rows, 1)."""
-        return (rows, dim if self.kind == "element" else 1)
-
-    def storage_dtype(self, table_dtype: Any) -> np.dtype[Any]:
-        """Return the dtype in which the slot of a table of `table_dtype` is stored."""
-        if isinstance(self.dtype, str):  # "table"
-            return as_dtype(table_dtype)
-        if self.dtype is not None:
-            return as_dtype(self.dtype)
-        return working_dtype(as_dtype(table_dtype))
+def _as_text(value: Any) -> str:
+    """Return a parameter in words, without an address in memory."""
+    if isinstance(value, tuple):
+        inside = [shown(one) if callable(one) else _as_text(one) for one in value]
+        return f"({', '.join(inside)}{',' * (len(inside) == 1)})"
+    return f"<{callable_name(value)}>" if callable(value) else repr(value)
 
 
 def update_prototype(dtype: Any) -> Any:
@@ -615,7 +415,8 @@ class Optimizer(ABC):
     implements `update`. The rest is built from these.
 
     Equal are two optimizers of the same class with equal parameters; parameters that are callable
-    are compared by identity, since two schedules that agree today may differ tomorrow.
+    are compared by identity, since two schedules that agree today may differ tomorrow. Initial
+    values of slots are compared as `SlotSpec` does.
 
     Attributes
     ----------
@@ -696,26 +497,52 @@ class Optimizer(ABC):
         """
         return tuple(evaluate_learning_rate(getattr(self, name), name) for name in self.hyper_names)
 
-    def init(self, rows: Any) -> dict[str, Any]:
+    @property
+    def init_reads_rows(self) -> bool:
+        """Whether tables ask `init` for their slots; else each `SlotSpec` says all there is to say.
+
+        True for classes that override `init`.
+        """
+        return type(self).init is not Optimizer.init
+
+    def init(self, rows: Any, row_ids: Any = None, seed: int = 0) -> dict[str, Any]:
         """Return the slots of rows that were never updated.
+
+        A row's slots must depend on that row, its number and the seed alone: rows come in blocks,
+        which differ between backends.
 
         Parameters
         ----------
         rows : (n, dim) array
+            Their initial values.
+        row_ids : (n,) int64 array, optional
+            Their numbers in the whole table; None: 0 to n - 1.
+        seed : int in [0, 2**64)
+            Of the table.
 
         Returns
         -------
         dict
-            By slot name, (n, dim) or (n, 1) arrays filled with the slot's ``fill``.
+            By slot name, new (n, dim) or (n, 1) arrays with the slot's ``fill``.
+
+        Raises
+        ------
+        ShardcoreTypeError, ShardcoreValueError, ShardcoreIndexError
+            If an initializer gives no such values.
         """
         xp = rows.__array_namespace__()
         count, dim = rows.shape
-        return {
-            slot.name: xp.full(
-                slot.shape(count, dim), slot.fill, dtype=slot.storage_dtype(rows.dtype)
-            )
-            for slot in self.slots
-        }
+        slots = {}
+        for slot in self.slots:
+            shape, dtype = slot.shape(count, dim), slot.storage_dtype(rows.dtype)
+            if slot.constant is not None:
+                slots[slot.name] = xp.full(shape, slot.constant, dtype=dtype)
+                continue
+            values = np.empty(shape, dtype)
+            numbers = range(count) if row_ids is None else np.asarray(row_ids, np.int64)
+            slot.write_fill(values, numbers, seed)
+            slots[slot.name] = xp.asarray(values)
+        return slots
 
     @abstractmethod
     def update(
@@ -760,7 +587,8 @@ class Optimizer(ABC):
         -------
         dict
             ``{"name": ..., parameter: value, ...}``, a callable being
-            ``{"callable": "module.name"}``.
+            ``{"callable": "module.name"}``, or ``{"initializer": repr}`` where it is a dataclass
+            that initializes slots; an array for slots is its shape, dtype and checksum.
         """
         return {
             "name": self.name,
@@ -768,14 +596,8 @@ class Optimizer(ABC):
         }
 
     def _key(self) -> tuple[object, ...]:
-        """Return what makes two optimizers equal; a method is made anew at each access."""
-        return (
-            type(self),
-            *(
-                id(value) if callable(value) and not isinstance(value, MethodType) else value
-                for value in self.parameters().values()
-            ),
-        )
+        """Return what makes two optimizers equal."""
+        return (type(self), *map(_as_key, self.parameters().values()))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Optimizer):
@@ -790,7 +612,7 @@ class Optimizer(ABC):
         fields = dataclasses.fields(self)  # type: ignore[arg-type]  # subclasses are dataclasses
         usual = {field.name: field.default for field in fields if field.kw_only}
         shown = (
-            f"{name}=<{_callable_name(value)}>" if callable(value) else f"{name}={value!r}"
+            f"{name}={_as_text(value)}"
             for name, value in self.parameters().items()
             if name not in usual or not _is_same(value, usual[name])
         )

@@ -6,7 +6,6 @@ Order is that of first appearance in the flattened features; unnamed tables are 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,11 +14,16 @@ import numpy as np
 from shardcore.batch import TableSpec
 from shardcore.config import FeatureConfig, TableConfig
 from shardcore.errors import ShardcoreValueError
-from shardcore.initializers import TruncatedNormal, as_initializer
+from shardcore.initializers import (
+    FromArray,
+    TruncatedNormal,
+    as_initializer,
+    derived_seed,
+)
 from shardcore.optimizer import Optimizer
 from shardcore.table_names import table_names
 
-__all__ = ["PlannedTable", "plan_tables", "table_seed"]
+__all__ = ["PlannedTable", "plan_tables"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,18 +48,6 @@ class PlannedTable:
     features: tuple[int, ...]
 
 
-def table_seed(seed: int, name: str) -> int:
-    """Return the seed of a table's initializer: a stable hash of the engine's seed and its name.
-
-    Examples
-    --------
-    >>> table_seed(0, "user") == table_seed(0, "user") != table_seed(1, "user")
-    True
-    """
-    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little")
-
-
 def plan_tables(
     features: Sequence[tuple[str, FeatureConfig]], optimizer: Optimizer | None, seed: int
 ) -> list[PlannedTable]:
@@ -71,7 +63,8 @@ def plan_tables(
     Raises
     ------
     ShardcoreValueError
-        If two tables have one name, or one is named as a slot of another.
+        If two tables have one name, or one is named as a slot of another; if a slot begins from an
+        array of another shape.
 
     Examples
     --------
@@ -94,7 +87,7 @@ def plan_tables(
             dim=config.dim,
             dtype=dtype,
             initializer=as_initializer(initializer, shape, dtype),
-            seed=table_seed(seed, name),
+            seed=derived_seed(seed, name),
             optimizer=chosen,
             layout=config.layout,
             placement=config.placement,
@@ -103,6 +96,7 @@ def plan_tables(
         )
         planned.append(PlannedTable(config, spec, config.name is not None, tuple(users[config])))
     _check_slot_names(planned)
+    _check_slot_arrays(planned)
     return planned
 
 
@@ -114,4 +108,15 @@ def _check_slot_names(planned: Sequence[PlannedTable]) -> None:
                 raise ShardcoreValueError(
                     f"no table may be named '{table.spec.name}/{slot.name}': checkpoints call "
                     f"slot {slot.name!r} of table {table.spec.name!r} so"
+                )
+
+
+def _check_slot_arrays(planned: Sequence[PlannedTable]) -> None:
+    for spec in (table.spec for table in planned):
+        for slot in spec.optimizer.slots if spec.optimizer else ():
+            shape = slot.shape(spec.num_rows, spec.dim)
+            if isinstance(slot.fill, FromArray) and slot.fill.array.shape != shape:
+                raise ShardcoreValueError(
+                    f"initial values of slot {slot.name!r} of table {spec.name!r} must have the "
+                    f"slot's shape {shape}, got an array of shape {slot.fill.array.shape}"
                 )

@@ -11,6 +11,7 @@ import pytest
 import shardcore as sc
 from shardcore.backend import Backend
 from shardcore.config import FeatureConfig, TableConfig
+from shardcore.initial_slots import initial_slots
 from shardcore.initializers import fill
 
 BATCHES = (500, 2, 0, 61)
@@ -31,11 +32,9 @@ class Dictionary(Backend):
         rows = np.empty((spec.num_rows, spec.dim), spec.dtype)
         fill(rows, spec.initializer, range(spec.num_rows), spec.seed)
         self._arrays[spec.name, None] = rows
-        for slot in spec.optimizer.slots if spec.optimizer else ():
-            shape = slot.shape(spec.num_rows, spec.dim)
-            self._arrays[spec.name, slot.name] = np.full(
-                shape, slot.fill, slot.storage_dtype(spec.dtype)
-            )
+        numbers = range(spec.num_rows)
+        for name, slot in initial_slots(spec.optimizer, rows, numbers, spec.seed).items():
+            self._arrays[spec.name, name] = slot
         self.specs[spec.name] = spec
 
     def drop_table(self, table):

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from shardcore.batch import TableSpec, TableUpdate
 from shardcore.dtypes import working_dtype
+from shardcore.initial_slots import constant_of, fill_slots, initial_slots
 from shardcore.initializers import Zeros, fill
 from shardcore.layout import Layout
 from shardcore.store.lock import ReadWriteLock
@@ -313,8 +314,7 @@ class _WholeRows(Placement):
         for host in range(self.hosts):
             held = self._rows_held(host)
             store = StoreTable(len(held), spec.dim, spec.dtype, spec.optimizer)
-            if not isinstance(spec.initializer, Zeros):  # a page not touched costs nothing
-                store.initialise(spec.initializer, held, spec.seed)
+            store.initialise(spec.initializer, held, spec.seed)
             self.stores.append(store)
 
     def stage(
@@ -482,18 +482,41 @@ class ColumnPlacement(Placement):
             for slot in (*self._element, *self._row):
                 rows = spec.num_rows if slot.kind == "element" else homes
                 array = aligned_zeros(slot.shape(rows, width), slot.storage_dtype(spec.dtype))
-                if slot.fill:
-                    array[...] = slot.fill
                 store.slots[slot.name] = array
             self.stores.append(store)
-        if isinstance(spec.initializer, Zeros):
+        varying = self._fill_constants()
+        zeros = isinstance(spec.initializer, Zeros)
+        if zeros and not varying:
             return
         block = max(1, (1 << 20) // (spec.dim * spec.dtype.itemsize))
         for start in range(0, spec.num_rows, block):
-            values = np.empty((min(block, spec.num_rows - start), spec.dim), spec.dtype)
-            fill(values, spec.initializer, range(start, start + len(values)), spec.seed)
-            for host in self._holders:
-                self.stores[host].write(None, start, values[:, self._parts[host]])
+            values = np.zeros((min(block, spec.num_rows - start), spec.dim), spec.dtype)
+            held = range(start, start + len(values))
+            if not zeros:
+                fill(values, spec.initializer, held, spec.seed)
+                self._store(None, held, values)
+            if varying:
+                slots = initial_slots(spec.optimizer, values, held, spec.seed)
+                for name in varying:
+                    self._store(name, held, slots[name])
+
+    def _fill_constants(self) -> list[str]:
+        """Fill the slots that are one number everywhere; return the names of the others."""
+        optimizer, varying = self.spec.optimizer, []
+        for slot in optimizer.slots if optimizer is not None else ():
+            assert optimizer is not None
+            if constant_of(optimizer, slot) is None:
+                varying.append(slot.name)
+                continue
+            for store in self.stores:
+                part = {slot.name: store.slots[slot.name]}
+                fill_slots(optimizer, part, None, range(0), self.spec.seed, zeroed=True)
+        return varying
+
+    def _store(self, slot: str | None, rows: range, values: NDArray[Any]) -> None:
+        """Give each host its part of rows."""
+        for write in self.writes(slot, np.arange(rows.start, rows.stop), values):
+            self.stores[write.host].scatter(write.slot, write.rows, write.values)
 
     def _is_row_slot(self, slot: str | None) -> bool:
         return any(one.name == slot for one in self._row)

@@ -107,7 +107,7 @@ class Moments(FormulaSteps):
         if self.bias_correction != "row":
             return moments
         powers = ("beta_1_powers", "beta_2_powers")
-        return (*moments, *(SlotSpec(name, "row", fill=1.0) for name in powers))
+        return (*moments, *(self._slot_of(SlotSpec(name, "row", fill=1.0)) for name in powers))
 
     def moments(
         self, xp: Any, grad: Any, squares: Any, slots: Mapping[str, Any], step: Any

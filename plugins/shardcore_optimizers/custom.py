@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
+import numpy as np
+
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
 from shardcore.optimizer import LearningRate, SlotSpec, check_hyper_parameter
 from shardcore_optimizers.row_steps import RowSteps
@@ -18,6 +20,14 @@ def _computation(value: Any, argument: str) -> Any:
         raise ShardcoreTypeError(
             f"{argument} must be a callable (grad, rows, slots, hyper, step, row_ids) -> "
             f"(rows, slots), got {value!r}"
+        )
+    return value
+
+
+def _initialization(value: Any, argument: str) -> Any:
+    if value is not None and not callable(value):
+        raise ShardcoreTypeError(
+            f"{argument} must be a callable (rows, row_ids) -> slots, or None, got {value!r}"
         )
     return value
 
@@ -50,16 +60,19 @@ def _hyperparameters(value: Any, argument: str) -> tuple[tuple[str, float], ...]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Custom(RowSteps):
-    """An optimizer whose formula is a function of yours; the rest is done around it.
+    """An optimizer out of two functions of yours; the rest is done around them.
 
-    The function is called with blocks of rows and returns new ones, changing nothing it is given::
+    Both are called with blocks of rows and return new arrays, changing nothing they are given::
 
         computation(grad, rows, slots, hyper, step, row_ids) -> (rows, slots)
+        initialization(rows, row_ids) -> slots
 
-    as `shardcore.Optimizer.update` tells, except that ``hyper`` is a dict: the learning rate of the
-    batch as ``hyper["learning_rate"]``, and `hyperparameters`. A row's result must depend on that
-    row alone. Written against the array API (``xp = rows.__array_namespace__()``) it runs on every
-    backend.
+    The first is `shardcore.Optimizer.update`, except that ``hyper`` is a dict: the learning rate of
+    the batch as ``hyper["learning_rate"]``, and `hyperparameters`. The second, which may be left
+    out, says what slots start from: it gets the values that rows start from, or, where a checkpoint
+    is restored with ``slots="reset"``, the restored ones, in the working dtype. A row's result must
+    depend on that row and its number alone: blocks are of any size. Written against the array API
+    (``xp = rows.__array_namespace__()``) they run on every backend.
 
     Parameters
     ----------
@@ -68,7 +81,11 @@ class Custom(RowSteps):
     learning_rate : float or callable, default 0.01
         A number >= 0, or a callable without arguments, asked once per batch.
     slot_specs : sequence of SlotSpec, default ()
-        The state kept beside the rows, from the constants they say.
+        The state kept beside the rows, and what it starts from.
+    initialization : callable, optional
+        Returns a dict of arrays, (n, dim) or (n, 1), for some of the slots or all; the others start
+        from what `slot_specs` and ``slot_initial_values`` say. Called by NumPy, when tables are
+        created and where slots are reset. Compared by identity.
     hyperparameters : mapping of str to float, default {}
         Constants for ``hyper``.
     **common
@@ -106,6 +123,16 @@ class Custom(RowSteps):
     ... )
     >>> rows, slots
     (array([[0.5, 1.5]]), {'momenta': array([[ 2. , -0.5]])})
+
+    Momenta that start from the weights:
+
+    >>> optimizer = Custom(
+    ...     sign_of_momentum,
+    ...     slot_specs=[SlotSpec("momenta", "element")],
+    ...     initialization=lambda rows, row_ids: {"momenta": 2 * rows},
+    ... )
+    >>> optimizer.init(np.array([[1.0, 3.0]]))
+    {'momenta': array([[2., 6.]])}
     """
 
     computation: Callable[..., tuple[Any, Mapping[str, Any]]]
@@ -113,11 +140,13 @@ class Custom(RowSteps):
     _: KW_ONLY
     slot_specs: Sequence[SlotSpec] = ()
     hyperparameters: Mapping[str, float] | tuple[tuple[str, float], ...] = ()
+    initialization: Callable[[Any, Any], Mapping[str, Any]] | None = None
 
     rules = {
         "computation": _computation,
         "slot_specs": _slot_specs,
         "hyperparameters": _hyperparameters,
+        "initialization": _initialization,
     }
 
     @property
@@ -125,8 +154,32 @@ class Custom(RowSteps):
         """The state kept beside the rows, as it was given, in `slot_dtype` where that was."""
         given = tuple(self.slot_specs)
         if self.slot_dtype is None:
-            return given
-        return tuple(SlotSpec(one.name, one.kind, self.slot_dtype, one.fill) for one in given)
+            return tuple(map(self._slot_of, given))
+        return tuple(self._slot(one.name, one.kind, one.fill) for one in given)
+
+    @property
+    def init_reads_rows(self) -> bool:
+        """Whether slots start from what `initialization` returns."""
+        return self.initialization is not None
+
+    def init(self, rows: Any, row_ids: Any = None, seed: int = 0) -> dict[str, Any]:
+        """Return the slots of rows that were never updated: as declared, and `initialization`'s."""
+        slots = super().init(rows, row_ids, seed)
+        if self.initialization is None:
+            return slots
+        numbers = np.arange(rows.shape[0]) if row_ids is None else row_ids
+        given = self.initialization(rows, numbers)
+        if not isinstance(given, Mapping):
+            raise ShardcoreTypeError(
+                "initialization must return a mapping of slot names to arrays, "
+                f"got {type(given).__name__}"
+            )
+        for name in given:
+            if name not in slots:
+                raise ShardcoreValueError(
+                    f"initialization must return slots of {list(slots)}, got {name!r}"
+                )
+        return {**slots, **given}
 
     def update(
         self,

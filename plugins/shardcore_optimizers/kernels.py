@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from shardcore.dtypes import as_dtype, working_dtype
@@ -12,8 +13,13 @@ __all__ = ["compiled_update"]
 
 def compiled_update(formula: str, table_dtype: Any) -> UpdateFunction:
     """Return the compiled update of a formula for tables of `table_dtype`."""
+    return _compiled(formula, working_dtype(as_dtype(table_dtype)))
+
+
+@lru_cache(maxsize=64)
+def _compiled(formula: str, working: Any) -> UpdateFunction:
     # Here, not above: only tables that train on a CPU need the compiled modules.
     from shardcore.store.instruction_set import best_module
 
     capsules = getattr(best_module("shardcore_optimizers._update"), formula)
-    return UpdateFunction.from_capsule(capsules[working_dtype(as_dtype(table_dtype)).name])
+    return UpdateFunction.from_capsule(capsules[working.name])

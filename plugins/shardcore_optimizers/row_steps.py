@@ -23,6 +23,7 @@ from shardcore.optimizer import (
     check_hyper_parameter,
     check_learning_rate,
 )
+from shardcore.slots import InitialValue, initial_value
 from shardcore_optimizers.kernels import compiled_update
 
 __all__ = [
@@ -121,6 +122,21 @@ def _slot_dtype(value: Any, argument: str) -> Any:
     if value is None or (isinstance(value, str) and value == "table"):
         return value
     return SlotSpec(argument, "row", value).dtype.name
+
+
+def _slot_initial_values(value: Any, argument: str) -> tuple[tuple[Any, InitialValue], ...] | None:
+    if value is None:
+        return None
+    pairs_given = isinstance(value, tuple) and all(
+        isinstance(pair, tuple) and len(pair) == 2 for pair in value
+    )
+    if not (isinstance(value, Mapping) or pairs_given):
+        raise ShardcoreTypeError(
+            f"{argument} must be a mapping of slot name to number, array or initializer, "
+            f"got {value!r}"
+        )
+    pairs = dict(value).items()
+    return tuple((name, initial_value(one, f"{argument}[{name!r}]")) for name, one in pairs) or None
 
 
 def _clip_bounds(value: Any) -> tuple[float | None, float | None]:
@@ -229,6 +245,12 @@ class RowSteps(Optimizer):
         float16 and bfloat16 rows are rounded to one of the two neighbours, by chance and without
         bias, instead of to the nearest. Chance depends on the engine's seed, the step, the table,
         row and column only.
+    slot_initial_values : mapping of str to number, array or initializer, optional
+        What slots start from, by their names, in place of what the optimizer says, such as
+        ``initial_accumulator_value``: a number, an array of the slot's full shape, (rows, dim) or
+        (rows, 1), which is not copied, or a callable ``init(rows, row_shape, dtype, seed)`` as
+        tables have it (`shardcore.initializers`). Whether the formula can do with these values is
+        not checked. Kept as a tuple of pairs, in the order of the slots.
     preset : {"tf", "fbgemm", "tpu"}, default "tf"
         Where arguments that are not given come from: TensorFlow's TPUEmbedding parameter classes,
         FBGEMM's table-batched embeddings, or jax-tpu-embedding's SparseCore specs. It is not kept:
@@ -250,6 +272,7 @@ class RowSteps(Optimizer):
     decoupled_weight_decay: bool = True
     slot_dtype: Any = None
     stochastic_rounding: bool = False
+    slot_initial_values: Mapping[str, Any] | tuple[tuple[str, Any], ...] | None = None
     preset: InitVar[Preset] = "tf"
 
     hyper_names: ClassVar[tuple[str, ...]] = COMMON_HYPER
@@ -276,6 +299,7 @@ class RowSteps(Optimizer):
             "decoupled_weight_decay": flag,
             "slot_dtype": _slot_dtype,
             "stochastic_rounding": flag,
+            "slot_initial_values": _slot_initial_values,
         }
         for name, rule in rules.items():
             object.__setattr__(self, name, rule(getattr(self, name), name))
@@ -294,6 +318,21 @@ class RowSteps(Optimizer):
                     f"gradients to clip, got {getattr(self, name)!r}"
                 )
         self._check_together()
+        self._check_slot_names()
+
+    def _check_slot_names(self) -> None:
+        """Put the initial values in the order of the slots, or raise if there is no such slot."""
+        given = dict(self.slot_initial_values or ())
+        names = [slot.name for slot in self.slots]
+        for name in given:
+            if name not in names:
+                known = f"its slots are {', '.join(map(repr, names))}" if names else "it has none"
+                raise ShardcoreValueError(
+                    f"slot_initial_values names slot {name!r}, which this {type(self).__name__} "
+                    f"does not have: {known}"
+                )
+        ordered = tuple((name, given[name]) for name in names if name in given)
+        object.__setattr__(self, "slot_initial_values", ordered or None)
 
     def _check_together(self) -> None:
         """Raise if parameters contradict each other."""
@@ -358,8 +397,17 @@ class RowSteps(Optimizer):
         """Whether rows of float16 and bfloat16 tables are rounded back by chance, without bias."""
         return self.stochastic_rounding
 
-    def _slot(self, name: str, kind: Literal["row", "element"], fill: float = 0.0) -> SlotSpec:
-        return SlotSpec(name, kind, self.slot_dtype, fill)
+    def _slot(
+        self, name: str, kind: Literal["row", "element"], fill: InitialValue = 0.0
+    ) -> SlotSpec:
+        return self._slot_of(SlotSpec(name, kind, self.slot_dtype, fill))
+
+    def _slot_of(self, slot: SlotSpec) -> SlotSpec:
+        """Return a slot with the initial value that the user asked for, if he did."""
+        given = dict(self.slot_initial_values or ())
+        if slot.name not in given:
+            return slot
+        return SlotSpec(slot.name, slot.kind, slot.dtype, given[slot.name])
 
     def _before(self, xp: Any, grad: Any, rows: Any, hyper: Sequence[Any]) -> tuple[Any, Any]:
         """Return gradients and rows as the formula sees them: clipped, decayed."""

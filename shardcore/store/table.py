@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardcore.dtypes import working_dtype
-from shardcore.initializers import fill
+from shardcore.initial_slots import fill_slots
+from shardcore.initializers import Zeros, fill
 from shardcore.optimizer import Optimizer
 from shardcore.store.lock import ReadWriteLock
 from shardcore.store.memory import aligned_zeros
@@ -28,7 +29,7 @@ Ints = NDArray[np.int32] | NDArray[np.int64]
 
 
 class StoreTable:
-    """Rows and slots in this process's memory.
+    """Rows and slots in this process's memory, zeros until `initialise` or `write`.
 
     Parameters
     ----------
@@ -60,15 +61,15 @@ class StoreTable:
         self._optimizer = optimizer
         self._lock = ReadWriteLock()
         for spec in optimizer.slots if optimizer is not None else ():
-            slot = aligned_zeros(spec.shape(rows, dim), spec.storage_dtype(dtype))
-            if spec.fill:
-                slot[...] = spec.fill
-            self.slots[spec.name] = slot
+            self.slots[spec.name] = aligned_zeros(spec.shape(rows, dim), spec.storage_dtype(dtype))
 
     def initialise(self, initializer: Callable[..., Any], global_rows: range, seed: int) -> None:
-        """Fill the rows with the initial values of the given rows of the whole table, in blocks."""
+        """Give rows and slots, still zeros, the initial values of rows of the whole table."""
         with self._lock.writing():
-            fill(self.rows, initializer, global_rows, seed)
+            if not isinstance(initializer, Zeros):  # a page not touched costs nothing
+                fill(self.rows, initializer, global_rows, seed)
+            if self._optimizer is not None:
+                fill_slots(self._optimizer, self.slots, self.rows, global_rows, seed, zeroed=True)
 
     def _array(self, slot: str | None) -> NDArray[Any]:
         return self.rows if slot is None else self.slots[slot]

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from shardcore.backend import Backend, FeatureBags, TableBatch, TableSpec, TableUpdate
 from shardcore.dtypes import working_dtype
+from shardcore.initial_slots import initial_slots
 from shardcore.reference import round_by_chance
 from shardcore.store.rounding import step_seed
 
@@ -54,11 +55,9 @@ class ModelBackend(Backend):
         """Create rows and slots."""
         row_ids = np.arange(spec.num_rows, dtype=np.int64)
         rows = spec.initializer(row_ids, (spec.dim,), spec.dtype, spec.seed)
-        self.arrays[spec.name, None] = np.array(rows, spec.dtype)
-        for slot in spec.optimizer.slots if spec.optimizer is not None else ():
-            shape = slot.shape(spec.num_rows, spec.dim)
-            dtype = slot.storage_dtype(spec.dtype)
-            self.arrays[spec.name, slot.name] = np.full(shape, slot.fill, dtype)
+        self.arrays[spec.name, None] = rows = np.array(rows, spec.dtype)
+        for name, slot in initial_slots(spec.optimizer, rows, row_ids, spec.seed).items():
+            self.arrays[spec.name, name] = slot
         self.specs[spec.name] = spec
 
     def drop_table(self, table: str) -> None:

@@ -19,6 +19,7 @@ from shardcore.backend import TableBatch, TableUpdate
 from shardcore.batch import gradient_rows, sorted_rows
 from shardcore.dtypes import TABLE_DTYPES, as_dtype, working_dtype
 from shardcore.errors import ShardcoreError, UnavailableError
+from shardcore.initializers import Normal
 from shardcore.optimizer import Optimizer, SlotSpec, UpdateFunction
 from shardcore.store.occurrences import every_row
 from shardcore.store.table import StoreTable
@@ -183,16 +184,38 @@ class OptimizerConformance:
         assert optimizer.slots == optimizer.slots
 
     @each_working_dtype
-    def test_init_fills_slots(self, optimizer: Optimizer, dtype: str) -> None:
-        """`init` returns what `slots` declares, for any number of rows, and changes nothing."""
+    def test_init_fills_slots(
+        self, optimizer: Optimizer, rng: np.random.Generator, dtype: str
+    ) -> None:
+        """`init` gives every declared slot to any rows, whatever their block, and changes none."""
         for shape in ((0, 3), (1, 1), (5, 17)):
-            rows = read_only(np.ones(shape, dtype))
-            slots = optimizer.init(rows)
-            assert list(slots) == [slot.name for slot in optimizer.slots]
-            for slot in optimizer.slots:
-                wanted = np.full(slot.shape(*shape), slot.fill, slot.storage_dtype(dtype))
-                assert_agree(slots[slot.name], wanted, f"init: {slot.name}")
-            assert (rows == 1).all(), "init must not change the rows"
+            self._check_init(optimizer, np.ones(shape, dtype))
+            if "slot_initial_values" in optimizer.parameters():
+                values = {
+                    slot.name: Normal() if at % 2 else rng.normal(size=slot.shape(2000, shape[1]))
+                    for at, slot in enumerate(optimizer.slots)
+                }
+                changed = _replaced(optimizer, "slot_initial_values", values)
+                self._check_init(changed, rng.normal(size=shape).astype(dtype))
+
+    def _check_init(self, optimizer: Optimizer, rows: NDArray[Any]) -> None:
+        """Compare `init` with what the slots declare, and over other blocks."""
+        before, count = rows.copy(), len(rows)
+        ids = read_only(np.arange(count) * 3 + 1000)
+        slots = optimizer.init(read_only(rows), ids, 77)
+        assert set(slots) == {slot.name for slot in optimizer.slots}
+        assert_agree(rows, before, "init must not change the rows: rows")
+        for slot in optimizer.slots:
+            array = np.asarray(slots[slot.name])
+            assert array.shape == slot.shape(*rows.shape), f"init: the shape of slot {slot.name}"
+            if not optimizer.init_reads_rows:
+                wanted = np.empty(array.shape, slot.storage_dtype(rows.dtype))
+                slot.write_fill(wanted, ids, 77)
+                assert_agree(array, wanted, f"init: {slot.name}")
+            for row in range(count):
+                one = slice(row, row + 1)
+                alone = np.asarray(optimizer.init(rows[one], ids[one], 77)[slot.name])
+                assert_agree(alone, array[one], f"init of a row alone: {slot.name}", self._limit)
 
     # --- the pure form ---------------------------------------------------------------------------
 

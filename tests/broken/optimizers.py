@@ -118,13 +118,25 @@ class TestHasASlotTwice(Suite):
         slots = (SlotSpec("momenta", "element"), SlotSpec("momenta", "row"))
 
 
-class TestFillsSlotsAnew(Suite):
+class TestStartsWithoutRowIds(Suite):
     @frozen
     class Faulty(Momentum):
-        slots = (SlotSpec("momenta", "element", fill=0.25),)
-
         def init(self, rows):
             return {"momenta": np.zeros_like(rows)}
+
+
+class TestStartsFromTheWholeBlock(Suite):
+    @frozen
+    class Faulty(Momentum):
+        def init(self, rows, row_ids=None, seed=0):
+            return {"momenta": rows - rows.mean(axis=0)}
+
+
+class TestNumbersTheBlock(Suite):
+    @frozen
+    class Faulty(Momentum):
+        def init(self, rows, row_ids=None, seed=0):
+            return {"momenta": rows + np.arange(len(rows), dtype=rows.dtype)[:, None]}
 
 
 class TestWidens(Suite):
@@ -324,7 +336,9 @@ FAULTS = {
     "TestChecksNothing": "test_parameters_are_checked",
     "TestAsksForTheRateTwice": "test_learning_rate_is_a_number_or_a_callable",
     "TestHasASlotTwice": "test_slots_are_declared",
-    "TestFillsSlotsAnew": "test_init_fills_slots",
+    "TestStartsWithoutRowIds": "test_init_fills_slots",
+    "TestStartsFromTheWholeBlock": "test_init_fills_slots",
+    "TestNumbersTheBlock": "test_init_fills_slots",
     "TestWidens": "test_update_keeps_shapes_and_dtypes",
     "TestChangesRows": "test_update_changes_no_argument",
     "TestChangesSlots": "test_update_changes_no_argument",

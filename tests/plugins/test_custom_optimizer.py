@@ -12,6 +12,7 @@ import shardcore as sc
 from shardcore.backend import Backend, FeatureBags, TableBatch, TableSpec, TableUpdate
 from shardcore.batch import gradient_rows, sorted_rows
 from shardcore.errors import ShardcoreError
+from shardcore.initial_slots import initial_slots
 from shardcore.optimizer import SlotSpec
 from shardcore.store.occurrences import every_row
 from shardcore.store.table import StoreTable
@@ -114,10 +115,9 @@ class Small(Backend):
     def create_table(self, spec):
         row_ids = np.arange(spec.num_rows)
         rows = spec.initializer(row_ids, (spec.dim,), spec.dtype, spec.seed)
-        self.arrays[spec.name, None] = np.array(rows, spec.dtype)
-        for slot in spec.optimizer.slots:
-            shape, dtype = slot.shape(spec.num_rows, spec.dim), slot.storage_dtype(spec.dtype)
-            self.arrays[spec.name, slot.name] = np.full(shape, slot.fill, dtype)
+        self.arrays[spec.name, None] = rows = np.array(rows, spec.dtype)
+        for name, slot in initial_slots(spec.optimizer, rows, row_ids, spec.seed).items():
+            self.arrays[spec.name, name] = slot
         self.specs[spec.name] = spec
 
     def drop_table(self, table):

@@ -6,6 +6,7 @@ import numpy as np
 
 from shardcore import Backend
 from shardcore.errors import ShardcoreValueError
+from shardcore.initial_slots import initial_slots
 from shardcore.initializers import fill
 
 
@@ -28,10 +29,10 @@ class AcmeBackend(Backend):
         rows = np.empty((spec.num_rows, spec.dim), spec.dtype)
         fill(rows, spec.initializer, range(spec.num_rows), spec.seed)
         self.arrays[spec.name, None] = rows
-        for slot in spec.optimizer.slots if spec.optimizer else ():
-            shape = slot.shape(spec.num_rows, spec.dim)
-            dtype = slot.storage_dtype(spec.dtype)
-            self.arrays[spec.name, slot.name] = np.full(shape, slot.fill, dtype)
+        for name, slot in initial_slots(
+            spec.optimizer, rows, range(spec.num_rows), spec.seed
+        ).items():
+            self.arrays[spec.name, name] = slot
         self.specs[spec.name] = spec
 
     def drop_table(self, table):
