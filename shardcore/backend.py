@@ -27,10 +27,33 @@ results; a backend overrides them for speed.
 * Calls may come from several threads; a lookup sees each row wholly before or after an update.
 * After `close` nothing is called any more.
 
+Arrays on a device
+------------------
+A backend whose tables live on a device says ``device_arrays = True``. Its `lookup` may then return
+arrays of its own kind, (bags, dim) of the working dtype, with ``shape``, ``dtype`` and ``reshape``,
+which `numpy.asarray` reads; callers get them as they are. And it may know such arrays again as
+gradients, by `takes_gradient`: the engine checks their shape and that they are of one of the four
+float dtypes, reshapes them to (bags, dim), and hands them on in their own dtype. It never reads or
+copies them, not for a pipeline either, so such arrays must be immutable.
+
+Whether their values are finite, the backend tests as part of the update, where
+``TableUpdate.unchecked`` holds a path; `apply` may return before that is known. A batch with a
+value that is not finite in the working dtype does nothing, for all of its tables, and no more does
+any batch after it, until the backend has told so: its next call raises `UpdateRefusedError`, with
+the text of ``TableUpdate.not_finite`` for the first such value, and with ``updates``, how many
+`apply` that returned did nothing. The call that raises has done nothing either, and is not counted
+among them. `lookup` and `apply` may leave it to a later call rather than wait for the device; all
+others wait, but for `create_table`, `drop_table`, `layout` and `takes_gradient`, which never raise
+it. `begin_restore` does, so that a restore is not cut short, and `close`, once all is given back.
+It is raised once, in whichever thread calls, and the backend then works as before.
+
+The base class reads such gradients by `numpy.asarray`, tests them first, and raises at once.
+
 Examples
 --------
 A whole backend, tables in a dictionary of NumPy arrays:
 
+>>> from shardcore.initial_slots import initial_slots
 >>> from shardcore.initializers import fill
 >>> class Dictionary(Backend):
 ...     name = "dictionary"
@@ -43,10 +66,9 @@ A whole backend, tables in a dictionary of NumPy arrays:
 ...         rows = np.empty((spec.num_rows, spec.dim), spec.dtype)
 ...         fill(rows, spec.initializer, range(spec.num_rows), spec.seed)
 ...         self._arrays[spec.name, None] = rows
-...         for slot in spec.optimizer.slots if spec.optimizer else ():
-...             shape = slot.shape(spec.num_rows, spec.dim)
-...             dtype = slot.storage_dtype(spec.dtype)
-...             self._arrays[spec.name, slot.name] = np.full(shape, slot.fill, dtype)
+...         numbers = range(spec.num_rows)
+...         for name, slot in initial_slots(spec.optimizer, rows, numbers, spec.seed).items():
+...             self._arrays[spec.name, name] = slot
 ...         self.specs[spec.name] = spec
 ...
 ...     def drop_table(self, table):
@@ -71,8 +93,10 @@ array([[5., 5.],
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar
 
 import numpy as np
@@ -87,12 +111,13 @@ from shardcore.batch import (
     sorted_rows,
 )
 from shardcore.dtypes import working_dtype
-from shardcore.errors import ShardcoreRuntimeError
+from shardcore.errors import ShardcoreRuntimeError, UpdateRefusedError
 from shardcore.layout import Layout
 from shardcore.store.occurrences import every_row
 from shardcore.store.rounding import narrowed
 from shardcore.store.segment_reduce import reduce_bags, row_dots
 from shardcore.store.update import updated
+from shardcore.together import Together
 
 __all__ = [
     "Backend",
@@ -111,11 +136,23 @@ class Backend(ABC):
     ----------
     name : str
         The name it is asked for by.
+    device_arrays : bool, default False
+        Whether it deals in arrays of its own kind: see "Arrays on a device" above.
     specs : dict of table name -> TableSpec
         The tables it holds; `create_table` adds to it, `drop_table` takes away.
     """
 
     name: ClassVar[str]
+    device_arrays: ClassVar[bool] = False
+
+    @property
+    def together(self) -> Together | None:
+        """The processes that hold the tables together; None, unless several do.
+
+        Then every process makes the same calls in the same order, and checkpoints are written by
+        one of them: see `shardcore.together`.
+        """
+        return None
 
     def __init__(self) -> None:
         self.specs: dict[str, TableSpec] = {}
@@ -191,21 +228,36 @@ class Backend(ABC):
         """
         return [self._lookup_table(batch) for batch in batches]
 
+    def takes_gradient(self, gradient: object) -> bool:
+        """Return whether `gradient` is an array that lives where the tables do.
+
+        Asked for every gradient that a caller gives. Such arrays are handed to `apply` and
+        `weight_dots` as they are; all others are read, checked and cast by the engine.
+        """
+        return False
+
     def apply(self, updates: Sequence[TableUpdate]) -> None:
         """Update every row that a feature with a gradient names, once, with the table's optimizer.
 
         Parameters
         ----------
         updates : sequence of TableUpdate
-            At most one per table. `count_unique_rows` is told how many rows they touch.
+            Those of one batch, at most one per table. `count_unique_rows` is told how many rows
+            they touch.
+
+        Raises
+        ------
+        UpdateRefusedError
+            If a gradient that was to be tested, here or in an earlier call, is not finite.
         """
-        for update in updates:
+        ready = [self._on_host(update) for update in updates]
+        for update in ready:
             self._apply_table(update)
 
     def weight_dots(self, update: TableUpdate) -> list[NDArray[Any] | None]:
         """Return, per feature with a gradient, each occurrence's row times its bag's gradient.
 
-        The rows are those before the update.
+        The rows are those before the update. The arrays are NumPy's wherever the tables live.
         """
         dots: list[NDArray[Any] | None] = []
         for bags, gradient in zip(update.batch.features, update.gradients, strict=True):
@@ -213,7 +265,8 @@ class Backend(ABC):
                 dots.append(None)
                 continue
             rows, ids = self._compact(update.batch.table, bags.ids)
-            dots.append(row_dots(rows, ids, bags.row_splits, np.ascontiguousarray(gradient)))
+            value = working_dtype(self.specs[update.batch.table].dtype)
+            dots.append(row_dots(rows, ids, bags.row_splits, np.ascontiguousarray(gradient, value)))
         return dots
 
     def count_unique_rows(self, rows: int) -> None:
@@ -262,6 +315,25 @@ class Backend(ABC):
             activations.append(out)
         return activations
 
+    def _on_host(self, update: TableUpdate) -> TableUpdate:
+        """Return an update whose gradients are NumPy arrays of the working dtype, all tested."""
+        value = working_dtype(self.specs[update.batch.table].dtype)
+        gradients: list[NDArray[Any] | None] = []
+        for at, (gradient, path) in enumerate(zip(update.gradients, update.unchecked, strict=True)):
+            if gradient is None:
+                gradients.append(None)
+                continue
+            given = np.asarray(gradient)
+            with np.errstate(over="ignore"):  # told below, with its position
+                cast = given.astype(value, copy=False)
+            if path is not None and not (finite := np.isfinite(cast)).all():
+                bag, column = (int(i) for i in np.unravel_index(int(finite.argmin()), cast.shape))
+                raise UpdateRefusedError(
+                    update.not_finite(at, bag, column, given[bag, column], value)
+                )
+            gradients.append(cast)
+        return dataclasses.replace(update, gradients=tuple(gradients), unchecked=())
+
     def _apply_table(self, update: TableUpdate) -> None:
         batch, spec = update.batch, self.specs[update.batch.table]
         optimizer = spec.optimizer
@@ -307,8 +379,9 @@ class BackendRowStore:
     table : str
     slot : str or None
         None: the weights.
-    settle : callable, optional
-        Called before rows are read or written: it waits for what was asked of the backend before.
+    around : callable, optional
+        Returns a context in which rows are read or written: to wait for what was asked of the
+        backend before, and to hear what it refuses.
     """
 
     def __init__(
@@ -316,10 +389,10 @@ class BackendRowStore:
         backend: Backend,
         table: str,
         slot: str | None = None,
-        settle: Callable[[], None] | None = None,
+        around: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self._backend = backend
-        self._settle = settle
+        self._around = around
         self._table = table
         self._slot = slot
         spec = backend.specs[table]
@@ -336,10 +409,10 @@ class BackendRowStore:
             raise ShardcoreRuntimeError(f"table {self._table!r} is gone: its engine was closed")
         return self._backend
 
-    def _settled(self) -> Backend:
-        if self._settle is not None:
-            self._settle()
-        return self._open()
+    @contextmanager
+    def _opened(self) -> Iterator[Backend]:
+        with self._around():
+            yield self._open()
 
     @property
     def layout(self) -> Layout:
@@ -358,20 +431,25 @@ class BackendRowStore:
 
     def gather(self, rows: NDArray[np.int64]) -> NDArray[Any]:
         """Return the rows in request order."""
-        return self._settled().gather(self._table, self._slot, rows)
+        with self._opened() as backend:
+            return backend.gather(self._table, self._slot, rows)
 
     def scatter(self, rows: NDArray[np.int64], values: NDArray[Any]) -> None:
         """Overwrite distinct rows."""
-        self._settled().scatter(self._table, self._slot, rows, values)
+        with self._opened() as backend:
+            backend.scatter(self._table, self._slot, rows, values)
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
         """Return a copy of the rows [start, stop)."""
-        return self._settled().read(self._table, self._slot, start, stop)
+        with self._opened() as backend:
+            return backend.read(self._table, self._slot, start, stop)
 
     def write(self, start: int, stop: int, values: NDArray[Any]) -> None:
         """Overwrite the rows [start, stop)."""
-        self._settled().write(self._table, self._slot, start, values)
+        with self._opened() as backend:
+            backend.write(self._table, self._slot, start, values)
 
     def shards(self) -> list[NDArray[Any]]:
         """Return copies of the rows of each host, in local order."""
-        return self._settled().shards(self._table, self._slot)
+        with self._opened() as backend:
+            return backend.shards(self._table, self._slot)

@@ -6,6 +6,7 @@ bfloat16 is not a NumPy type; it comes from ml_dtypes, an extra imported only wh
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -13,10 +14,21 @@ from numpy.typing import DTypeLike
 
 from shardcore.errors import ShardcoreTypeError, UnavailableError
 
-__all__ = ["as_dtype", "table_dtype", "working_dtype", "row_bytes", "KIND_OF", "TABLE_DTYPES"]
+__all__ = [
+    "as_dtype",
+    "kind_of",
+    "table_dtype",
+    "working_dtype",
+    "row_bytes",
+    "KIND_OF",
+    "TABLE_DTYPES",
+]
 
 KIND_OF: Final = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 3, "int32": 4, "int64": 5}
 """Name of a dtype -> its kind in ``_core/rows.pxi``. Integers can be scattered to, not combined."""
+
+_FLOAT32: Final[np.dtype[Any]] = np.dtype(np.float32)
+_FLOAT64: Final[np.dtype[Any]] = np.dtype(np.float64)
 
 TABLE_DTYPES: Final = ("float32", "float64", "float16", "bfloat16")
 
@@ -80,6 +92,18 @@ def table_dtype(dtype: DTypeLike, argument: str = "dtype") -> np.dtype[Any]:
     return resolved
 
 
+@lru_cache(maxsize=32)
+def kind_of(dtype: np.dtype[Any]) -> int:
+    """Return ``KIND_OF[dtype.name]``; NumPy takes longer for a name than some kernels for a bag.
+
+    Examples
+    --------
+    >>> kind_of(np.dtype("float64"))
+    1
+    """
+    return KIND_OF[dtype.name]
+
+
 def working_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return the dtype in which rows of `dtype` are combined: float64 for float64, else float32.
 
@@ -88,7 +112,7 @@ def working_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     >>> working_dtype(np.dtype("float16"))
     dtype('float32')
     """
-    return np.dtype(np.float64 if dtype == np.float64 else np.float32)
+    return _FLOAT64 if dtype == _FLOAT64 else _FLOAT32
 
 
 def row_bytes(table: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -31,15 +32,17 @@ from shardcore.errors import (
     ShardcoreRuntimeError,
     ShardcoreTypeError,
     ShardcoreValueError,
+    UpdateRefusedError,
 )
-from shardcore.feature_input import PreparedFeature, prepare_feature
+from shardcore.feature_input import PreparedFeature, plan_features, prepare_feature
 from shardcore.gradient_input import gradients_of_weights, read_gradients, table_updates
 from shardcore.in_flight import Batch, BatchesInFlight
 from shardcore.optimizer import Optimizer
 from shardcore.pipeline import Failure, Inline, Operations, Pipeline, Ticket
 from shardcore.shapes import as_count, as_integer
-from shardcore.structure import flatten, flatten_like, unflatten
+from shardcore.structure import flatten, flatten_like, is_feature, unflatten
 from shardcore.table_plan import PlannedTable, plan_tables
+from shardcore.together import Together
 from shardcore.variable import ShardedVariable
 
 __all__ = ["ShardedEmbedding"]
@@ -132,10 +135,15 @@ class ShardedEmbedding:
         self._features: list[tuple[str, FeatureConfig]] = flatten(feature_config)
         # Containers of our own: the caller may change his.
         self._structure = unflatten(feature_config, [config for _, config in self._features])
+        flat = type(self._structure) is dict and all(map(is_feature, self._structure.values()))
+        self._keys = tuple(self._structure) if flat else None
         if not self._features:
             raise ShardcoreValueError("feature_config must hold at least one FeatureConfig")
         self._seed = as_integer(seed, "seed")
         self._planned = plan_tables(self._features, optimizer, self._seed)
+        specs = {table.config: table.spec for table in self._planned}
+        self._planned_features = plan_features(self._features, specs)
+        self._trainable = any(spec.optimizer is not None for spec in specs.values())
         self._backend = chosen_backend(backend, backend_options, self._planned)
         self._batch_size: int | None = None
         self._built = False
@@ -147,6 +155,7 @@ class ShardedEmbedding:
         self._operations: Operations = Pipeline() if pipeline else Inline()
         self._in_flight = BatchesInFlight(2 if pipeline else 1)
         self._counter_lock = threading.Lock()
+        self._training_lock = threading.RLock()
         self._build_lock = threading.Lock()
         self._counters = dict.fromkeys(
             ("lookups", "ids", "invalid_ids", "steps", "messages_exchanged", "bytes_exchanged"), 0
@@ -214,23 +223,34 @@ class ShardedEmbedding:
         ShardcoreRuntimeError
             If a call failed in the background and no other call was there to say so. The engine is
             closed nevertheless.
+        UpdateRefusedError
+            If an update did nothing, as in `apply_gradients`, and no other call said so. Closed
+            nevertheless.
         """
-        failure = self._shut()
-        if failure is not None:
-            raise failure.raised()
+        error = self._shut()
+        if error is not None:
+            raise error
 
-    def _shut(self) -> Failure | None:
+    def _shut(self) -> ShardcoreError | None:
+        """Close, and return what no call was there to say."""
         if self._closed:
             return None
         self._closed = True
         failure = self._operations.stop()
+        error: ShardcoreError | None = None if failure is None else failure.raised()
         self._in_flight.clear()
         self._step = self._applied
         if self._built:
             for table in self._planned:
                 self._backend.drop_table(table.spec.name)
-        self._backend.close()
-        return failure
+        try:
+            with self._hearing():
+                self._backend.close()
+        except UpdateRefusedError as refusal:
+            if error is None:
+                return refusal
+            error.add_note(str(refusal))
+        return error
 
     def __enter__(self) -> Self:
         return self
@@ -244,9 +264,9 @@ class ShardedEmbedding:
         if error is None:
             self.close()
             return
-        failure = self._shut()  # the error that ends the block goes first
-        if failure is not None:
-            error.add_note(str(failure.raised()))
+        unsaid = self._shut()  # the error that ends the block goes first
+        if unsaid is not None:
+            error.add_note(str(unsaid))
 
     def _check_open(self, call: str) -> None:
         if self._closed:
@@ -283,7 +303,8 @@ class ShardedEmbedding:
         -------
         the same structure
             Per feature an ndarray of float32 (float64 for float64 tables): (*batch shape, dim), or
-            (*batch shape, max_sequence_length, dim) for a sequence.
+            (*batch shape, max_sequence_length, dim) for a sequence. A backend whose tables live on
+            a device may give arrays there instead.
 
         Raises
         ------
@@ -329,12 +350,11 @@ class ShardedEmbedding:
 
     def _enqueue(self, call: str, features: Any, weights: Any, training: bool | None) -> None:
         self._in_flight.check_room()
-        trainable = any(table.spec.optimizer is not None for table in self._planned)
         if training is None:
-            training = trainable
+            training = self._trainable
         if not isinstance(training, bool):
             raise ShardcoreTypeError(f"training must be a bool or None, got {training!r}")
-        if training and not trainable:
+        if training and not self._trainable:
             raise ShardcoreRuntimeError("training=True needs an optimizer: no table has one")
         self.build()
         batch = self._batch(features, weights, training, keep=training or self._pipeline)
@@ -372,7 +392,7 @@ class ShardedEmbedding:
         tables = [
             TableBatch(
                 table.spec.name,
-                tuple(prepared[at].bags for at in table.features),
+                tuple([prepared[at].bags for at in table.features]),
                 training and table.spec.optimizer is not None,
             )
             for table in self._planned
@@ -381,11 +401,13 @@ class ShardedEmbedding:
 
     def _look_up(self, batch: Batch) -> list[NDArray[Any]]:
         """Return the activations of each feature."""
-        found = self._backend.lookup(batch.tables)
+        with self._hearing():
+            found = self._backend.lookup(batch.tables)
         activations: list[Any] = [None] * len(batch.prepared)
         for table, arrays in zip(self._planned, found, strict=True):
             for at, array in zip(table.features, arrays, strict=True):
-                activations[at] = array.reshape(*batch.prepared[at].shape, table.spec.dim)
+                shape = (*batch.prepared[at].shape, table.spec.dim)
+                activations[at] = array if array.shape == shape else array.reshape(*shape)
         with self._counter_lock:
             self._counters["lookups"] += 1
             self._counters["ids"] += sum(feature.bags.ids.size for feature in batch.prepared)
@@ -400,20 +422,56 @@ class ShardedEmbedding:
         if name == "":
             raise ShardcoreValueError("name must not be empty")
         self._check_open(call)
-        failure = self._operations.failure
-        if failure is not None:
-            raise self._dropped(failure)
-        if name is None:
-            yield call
-            return
-        label = f"{call} {name!r}"
+        with self._training_lock:
+            failure = self._operations.failure
+            if failure is not None:
+                raise self._dropped(failure)
+            if name is None:
+                yield call
+                return
+            label = f"{call} {name!r}"
+            try:
+                yield label
+            except UpdateRefusedError as error:
+                raise UpdateRefusedError(f"{label}: {error}", error.updates) from error
+            except ShardcoreError as error:
+                raise type(error)(f"{label}: {error}") from error
+            with self._counter_lock:
+                key = f"{call}/{name}"
+                self._counters[key] = self._counters.get(key, 0) + 1
+
+    @contextmanager
+    def _hearing(self) -> Iterator[None]:
+        """Set right what was counted when the backend tells that updates did nothing.
+
+        In the background that is all; the failure that comes of it drops what is in flight.
+        """
         try:
-            yield label
-        except ShardcoreError as error:
-            raise type(error)(f"{label}: {error}") from error
-        with self._counter_lock:
-            key = f"{call}/{name}"
-            self._counters[key] = self._counters.get(key, 0) + 1
+            yield
+        except UpdateRefusedError as error:
+            with self._counter_lock:
+                self._applied -= error.updates
+                self._counters["steps"] -= error.updates
+            if not self._operations.in_background:
+                with self._training_lock:  # the caller may be a thread that only looks up
+                    self._operations.wait()
+                    self._in_flight.clear()
+                    self._step = self._applied
+            raise
+
+    @contextmanager
+    def _settled(self) -> Iterator[None]:
+        """Wait for everything before; hear what the backend refuses."""
+        self._operations.settle()
+        with self._hearing():
+            yield
+
+    def _heard(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def heard(*arguments: Any) -> Any:
+            with self._hearing():
+                return call(*arguments)
+
+        return heard
 
     def _dropped(self, failure: Failure) -> ShardcoreRuntimeError:
         """Forget what came after a failure in the background, and return the error that tells."""
@@ -432,31 +490,47 @@ class ShardedEmbedding:
         raise self._dropped(failure)
 
     def _prepare(self, features: Any, weights: Any, keep: bool) -> list[PreparedFeature]:
-        leaves = flatten_like(self._structure, features, "features")
-        weight_leaves = (
-            [None] * len(leaves)
-            if weights is None
-            else flatten_like(self._structure, weights, "weights")
-        )
-        names = {table.config: table.spec.name for table in self._planned}
+        leaves = self._leaves(features, "features")
+        nothing = [None] * len(leaves)
+        weight_leaves = nothing if weights is None else self._leaves(weights, "weights")
         prepared = []
-        for (path, config), leaf, weight_leaf in zip(
-            self._features, leaves, weight_leaves, strict=True
+        for feature, leaf, weight_leaf in zip(
+            self._planned_features, leaves, weight_leaves, strict=True
         ):
-            weights_path = "weights" + path.removeprefix("features")
-            feature = prepare_feature(
-                config, leaf, weight_leaf, path, weights_path, names[config.table], keep
+            ready = prepare_feature(
+                feature.config,
+                leaf,
+                weight_leaf,
+                feature.path,
+                feature.weights_path,
+                feature.spec.name,
+                keep,
             )
-            samples = feature.shape[0] if feature.shape else 1
-            if self._batch_size not in (None, samples):
-                raise ShardcoreValueError(
-                    f"{path} must have the batch size given to build, {self._batch_size}, "
-                    f"got {samples}"
-                )
-            prepared.append(feature)
+            if self._batch_size is not None:
+                self._check_batch_size(ready, feature.path)
+            prepared.append(ready)
         return prepared
 
+    def _check_batch_size(self, ready: PreparedFeature, path: str) -> None:
+        samples = ready.shape[0] if ready.shape else 1
+        if samples != self._batch_size:
+            raise ShardcoreValueError(
+                f"{path} must have the batch size given to build, {self._batch_size}, got {samples}"
+            )
+
+    def _leaves(self, given: Any, what: str) -> list[Any]:
+        """Return what a caller gives per feature.
+
+        A dict of features, the usual structure, is read without the paths of the general one.
+        """
+        keys = self._keys
+        if keys is not None and type(given) is dict and given.keys() == self._structure.keys():
+            return [given[key] for key in keys]
+        return flatten_like(self._structure, given, what)
+
     def _as_structure(self, leaves: Sequence[Any]) -> Any:
+        if self._keys is not None:
+            return dict(zip(self._keys, leaves, strict=True))
         return unflatten(self._structure, leaves)
 
     # --- training --------------------------------------------------------------------------------
@@ -473,7 +547,8 @@ class ShardedEmbedding:
         gradients : the structure of the configuration, or None
             Per feature an array shaped like its activations, of any real dtype, or None: the
             feature contributes nothing and touches no row. None for all drops the batch, which
-            then counts no step.
+            then counts no step. An array on the device of the backend's tables stays there; it
+            must be of a floating dtype, and not change any more.
         weight_gradients : bool
             Whether to return the gradients of the weights; the call then waits for them.
         name : str, optional
@@ -492,6 +567,10 @@ class ShardedEmbedding:
             If a gradient has another structure, shape or kind, or a value is not finite (unless
             ``check_gradients=False``), or a learning rate is not a number >= 0. Nothing is changed,
             and the batch still waits.
+        UpdateRefusedError
+            If a value of a gradient on a device was not finite. That is tested there, and told by
+            this or a later call of any kind: the update, and those after it, did nothing. The
+            batches in flight are dropped then, and `step` says how many were applied.
         ShardcoreRuntimeError
             If no training batch was dequeued, an earlier call failed in the background, or the
             engine is closed.
@@ -501,31 +580,30 @@ class ShardedEmbedding:
 
     def _apply(self, call: str, gradients: Any, weight_gradients: bool) -> Any:
         batch = self._in_flight.to_apply()
-        leaves = (
-            [None] * len(self._features)
-            if gradients is None
-            else flatten_like(self._structure, gradients, "gradients")
-        )
+        nothing = [None] * len(self._features)
+        leaves = nothing if gradients is None else self._leaves(gradients, "gradients")
         checked = read_gradients(
-            self._features,
-            self._planned,
+            self._planned_features,
             batch,
             leaves,
+            self._backend,
             check=self._check_gradients,
             keep=self._pipeline,
         )
         updates = table_updates(self._planned, batch, checked, self._step + 1)
 
         def update() -> Any:
-            found = (
-                gradients_of_weights(self._planned, batch, updates, self._backend)
-                if weight_gradients
-                else None
-            )
+            with self._hearing():
+                found = (
+                    gradients_of_weights(self._planned, batch, updates, self._backend)
+                    if weight_gradients
+                    else None
+                )
+                if updates:
+                    self._backend.apply(updates)
             if updates:
-                self._backend.apply(updates)
-                self._applied += 1
                 with self._counter_lock:
+                    self._applied += 1
                     self._counters["steps"] += 1
             return found
 
@@ -619,7 +697,7 @@ class ShardedEmbedding:
 
     def _view(self, table: str, slot: str | None) -> ShardedVariable:
         name = table if slot is None else f"{table}/{slot}"
-        store = BackendRowStore(self._backend, table, slot, self._operations.settle)
+        store = BackendRowStore(self._backend, table, slot, self._settled)
         return ShardedVariable.from_store(store, name)
 
     def metrics(self) -> dict[str, int]:
@@ -634,11 +712,17 @@ class ShardedEmbedding:
             were updated, added up over tables and updates. ``enqueue/NAME``, ``dequeue/NAME`` and
             ``apply_gradients/NAME`` are the calls that were given that name.
         """
-        self._operations.settle()
+        with self._settled():
+            of_backend = self._backend.counters()
         with self._counter_lock:
-            return {**self._counters, **self._backend.counters()}
+            return {**self._counters, **of_backend}
 
     # --- checkpoints -----------------------------------------------------------------------------
+
+    @property
+    def checkpoint_together(self) -> Together | None:
+        """The processes that hold the tables, and save and restore them together; or None."""
+        return self._backend.together
 
     def checkpoint_metadata(self) -> dict[str, Any]:
         """Return what a checkpoint keeps of the engine beside its tensors."""
@@ -646,7 +730,10 @@ class ShardedEmbedding:
 
     def checkpoint_tensors(self) -> list[TensorSource]:
         """Return tables and slots as tensors, a row range per host."""
-        return embedding_sources(self._built_tables(), self._backend)
+        return [
+            replace(source, read=self._heard(source.read))
+            for source in embedding_sources(self._built_tables(), self._backend)
+        ]
 
     def checkpoint_restore(
         self, metadata: dict[str, Any], tensors: Mapping[str, SavedTensor], *, slots: str
@@ -669,7 +756,8 @@ class ShardedEmbedding:
             self._planned, self._backend, metadata, tensors, live=was_built, slots=slots
         )
         if was_built:
-            self._backend.begin_restore()
+            with self._hearing():
+                self._backend.begin_restore()
         else:
             self._create_tables(plan.specs)
 

@@ -19,6 +19,7 @@ __all__ = [
     "CorruptCheckpointError",
     "NotCommittedError",
     "DurabilityUnknownError",
+    "UpdateRefusedError",
     "UnknownPluginError",
     "BrokenPluginError",
     "UnavailableError",
@@ -60,6 +61,21 @@ class NotCommittedError(ShardcoreOSError):
 
 class DurabilityUnknownError(ShardcoreOSError):
     """A save was committed and is visible, but the disk did not confirm that it will stay so."""
+
+
+class UpdateRefusedError(ShardcoreValueError):
+    """A gradient on a device, tested there, was not finite: its update did nothing.
+
+    Attributes
+    ----------
+    updates : int
+        How many batches, handed to the backend without an error, did nothing: that one and those
+        after it.
+    """
+
+    def __init__(self, message: str, updates: int = 0) -> None:
+        super().__init__(message)
+        self.updates = updates
 
 
 class UnknownPluginError(ShardcoreValueError):

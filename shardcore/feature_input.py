@@ -7,29 +7,85 @@ every bag gets its divisor. What comes out, a backend may trust.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shardcore._core import offsets as _offsets
 from shardcore._core import partition as _partition
 from shardcore.arrays import as_floats, read_array
-from shardcore.batch import FeatureBags
-from shardcore.config import FeatureConfig
-from shardcore.dtypes import working_dtype
+from shardcore.batch import FeatureBags, TableSpec, not_finite
+from shardcore.config import FeatureConfig, TableConfig
+from shardcore.dtypes import TABLE_DTYPES, working_dtype
 from shardcore.errors import ShardcoreIndexError, ShardcoreTypeError, ShardcoreValueError
 from shardcore.inputs import as_ragged, as_weights, dense_shape
 from shardcore.offsets import lengths_from_row_splits, row_ids_from_row_splits
 from shardcore.ragged import Ragged
 from shardcore.store.segment_reduce import divisors, weight_gradients
 
-__all__ = ["PreparedFeature", "prepare_feature", "read_gradient"]
+__all__ = [
+    "PlannedFeature",
+    "PreparedFeature",
+    "device_gradient",
+    "plan_features",
+    "prepare_feature",
+    "read_gradient",
+]
 
 Ints = NDArray[np.int32] | NDArray[np.int64]
 
+_ID_TYPES: Final = (np.dtype(np.int64), np.dtype(np.int32))
+_SHARED_BAGS: Final = 1 << 16
+
 
 @dataclass(frozen=True, eq=False)
+class PlannedFeature:
+    """A feature of an engine, with what is asked of it for every batch.
+
+    Attributes
+    ----------
+    config : FeatureConfig
+    path, weights_path, gradient_path : str
+        Its places in the structures that the caller gives.
+    spec : TableSpec
+        Its table.
+    value : numpy.dtype
+        The table's working dtype.
+    """
+
+    config: FeatureConfig
+    path: str
+    weights_path: str
+    gradient_path: str
+    spec: TableSpec
+    value: np.dtype[Any]
+
+
+def plan_features(
+    features: Sequence[tuple[str, FeatureConfig]], specs: Mapping[TableConfig, TableSpec]
+) -> list[PlannedFeature]:
+    """Return the features of an engine, given with their paths, beside their tables."""
+    planned = []
+    for path, config in features:
+        place, spec = path.removeprefix("features"), specs[config.table]
+        planned.append(
+            PlannedFeature(
+                config,
+                path,
+                "weights" + place,
+                "gradients" + place,
+                spec,
+                working_dtype(spec.dtype),
+            )
+        )
+    return planned
+
+
+@dataclass(eq=False, slots=True)
 class PreparedFeature:
     """One feature of one batch, ready for a backend.
 
@@ -129,7 +185,11 @@ def prepare_feature(
     >>> prepared.bags.divisors, prepared.shape
     (array([2., 0.], dtype=float32), (2,))
     """
-    value = working_dtype(np.dtype(config.table.dtype))
+    if weights_leaf is None and not config.max_sequence_length:
+        plain = _plain_feature(config, leaf, path, table, keep)
+        if plain is not None:
+            return plain
+    value = _value_of(config)
     ragged, batch_shape = as_ragged(leaf, path)
     ids_shape = dense_shape(leaf)
     weights = as_weights(weights_leaf, ragged, ids_shape, weights_path, value)
@@ -164,6 +224,87 @@ def prepare_feature(
         ragged._given_order,
         ids_shape,
     )
+
+
+def _value_of(config: FeatureConfig) -> np.dtype[Any]:
+    return working_dtype(np.dtype(config.table.dtype))
+
+
+def _plain_feature(
+    config: FeatureConfig, leaf: Any, path: str, table: str, keep: bool
+) -> PreparedFeature | None:
+    """Return what the commonest input comes to: unweighted arrays as they should be, ids all valid.
+
+    It is what `prepare_feature` would make of it, by a shorter way: with a thousand tables the ways
+    through the general forms take longer than the lookup. None: for the long way to say or do.
+    """
+    ids_shape: tuple[int, ...] | None = None
+    if type(leaf) is np.ndarray:
+        ids_shape = leaf.shape
+        if not ids_shape or not _is_plain(leaf):
+            return None
+        width = 1 if len(ids_shape) == 1 else ids_shape[-1]
+        batch_shape = ids_shape if len(ids_shape) == 1 else ids_shape[:-1]
+        bags = math.prod(batch_shape)
+        given = leaf.reshape(-1)
+        if bags <= _SHARED_BAGS:
+            row_splits = _even_splits(bags, width)
+            divisor = _even_divisors(config.table.combiner, bags, width, _value_of(config))
+        else:
+            row_splits = np.arange(bags + 1, dtype=np.int64) * width
+            divisor = divisors(config.table.combiner, row_splits, None, _value_of(config))
+    elif type(leaf) is tuple and len(leaf) == 2:
+        given, row_splits = leaf
+        if not (
+            type(given) is type(row_splits) is np.ndarray
+            and given.ndim == row_splits.ndim == 1
+            and _is_plain(given)
+            and _is_plain(row_splits)
+            and row_splits.dtype == np.int64
+            and row_splits.size
+            and row_splits[0] == 0
+            and row_splits[-1] == given.size
+            and _offsets.first_descent(row_splits) < 0
+        ):
+            return None
+        batch_shape = (row_splits.size - 1,)
+        if keep:
+            row_splits = row_splits.copy()
+        divisor = divisors(config.table.combiner, row_splits, None, _value_of(config))
+    else:
+        return None
+    if _partition.first_outside(given, config.table.vocabulary_size) >= 0:
+        return None
+    shape = _activation_shape(config, batch_shape, path)
+    ids = given.copy() if keep else given
+    bags_of_ids = FeatureBags(ids, row_splits, None, divisor)
+    return PreparedFeature(bags_of_ids, shape, 0, None, None, None, ids_shape)
+
+
+def _is_plain(array: NDArray[Any]) -> bool:
+    flags = array.flags
+    return array.dtype in _ID_TYPES and flags.c_contiguous and flags.aligned
+
+
+@lru_cache(maxsize=16)
+def _even_splits(bags: int, width: int) -> NDArray[np.int64]:
+    """Return the row_splits of a dense array, which nobody may write to: many features share it."""
+    row_splits = np.arange(bags + 1, dtype=np.int64) * width
+    row_splits.flags.writeable = False
+    return row_splits
+
+
+@lru_cache(maxsize=16)
+def _even_divisors(
+    combiner: str, bags: int, width: int, value: np.dtype[Any]
+) -> NDArray[Any] | None:
+    """Return the divisors of a dense array; None for bags of one id, which are divided by 1."""
+    if width == 1:
+        return None
+    divisor = divisors(combiner, _even_splits(bags, width), None, value)
+    if divisor is not None:
+        divisor.flags.writeable = False
+    return divisor
 
 
 def _finite_divisors(
@@ -301,21 +442,62 @@ def read_gradient(
     """
     if leaf is None:
         return None
-    array = read_array(leaf, path)
+    array = leaf if type(leaf) is np.ndarray else read_array(leaf, path)
     if array.dtype != dtype:
         if array.dtype.kind == "b" or array.dtype.kind == "c":
             raise ShardcoreTypeError(f"{path} must be real numbers, got dtype {array.dtype}")
         array = as_floats(array, path)
-    if array.shape != shape:
-        raise ShardcoreValueError(
-            f"{path} must have the shape of the activations, {shape}, got {array.shape}"
-        )
-    with np.errstate(over="ignore"):  # told below, with its position
-        cast = array.astype(dtype, copy=keep)
+    _check_shape(array.shape, shape, path)
+    if array.dtype == dtype:
+        cast = array.copy() if keep else array
+    else:
+        with np.errstate(over="ignore"):  # told below, with its position
+            cast = array.astype(dtype)
     if check and not (finite := np.isfinite(cast)).all():
-        at = np.unravel_index(int(np.argmin(finite)), shape)
-        place = ", ".join(str(int(i)) for i in at)
-        raise ShardcoreValueError(
-            f"{path} must be finite in {dtype}: {path}[{place}] = {array[at]}"
+        at = int(np.argmin(finite))
+        raise ShardcoreValueError(not_finite(path, shape, at, array.flat[at], dtype))
+    flat = cast if len(shape) == 2 else cast.reshape(-1, shape[-1])
+    return flat if flat.flags.c_contiguous else np.ascontiguousarray(flat)
+
+
+def device_gradient(leaf: Any, shape: tuple[int, ...], path: str) -> Any:
+    """Return a gradient that lives on a device as (bags, dim), of its own dtype, not read.
+
+    Parameters
+    ----------
+    leaf : array
+        That a backend takes, shaped like the activations.
+    shape : tuple of int
+        That of the activations.
+    path : str
+        Its place in the structure; begins every message.
+
+    Raises
+    ------
+    ShardcoreTypeError
+        If its dtype is none of the four float dtypes of tables.
+    ShardcoreValueError
+        If its shape differs.
+
+    Examples
+    --------
+    >>> device_gradient(np.ones((2, 3, 4), np.float16), (2, 3, 4), "gradients").shape
+    (6, 4)
+    """
+    dtype = str(leaf.dtype)
+    if dtype.startswith(("bool", "complex")):
+        raise ShardcoreTypeError(f"{path} must be real numbers, got dtype {dtype}")
+    if dtype not in TABLE_DTYPES:
+        raise ShardcoreTypeError(
+            f"{path} must be float16, bfloat16, float32 or float64 where it lives on a device, "
+            f"got dtype {dtype}"
         )
-    return np.ascontiguousarray(cast.reshape(-1, shape[-1]))
+    _check_shape(tuple(leaf.shape), shape, path)
+    return leaf if len(shape) == 2 else leaf.reshape(-1, shape[-1])
+
+
+def _check_shape(given: tuple[int, ...], shape: tuple[int, ...], path: str) -> None:
+    if given != shape:
+        raise ShardcoreValueError(
+            f"{path} must have the shape of the activations, {shape}, got {given}"
+        )

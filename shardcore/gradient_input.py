@@ -3,43 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
+import numpy as np
 from numpy.typing import NDArray
 
 from shardcore.backend import Backend
 from shardcore.batch import TableUpdate
-from shardcore.config import FeatureConfig
-from shardcore.dtypes import working_dtype
 from shardcore.errors import ShardcoreValueError
-from shardcore.feature_input import read_gradient
+from shardcore.feature_input import PlannedFeature, device_gradient, read_gradient
 from shardcore.in_flight import Batch
 from shardcore.learning_rates import hyper_parameters
 from shardcore.table_plan import PlannedTable
 
-__all__ = ["gradients_of_weights", "read_gradients", "table_updates"]
+__all__ = ["Gradients", "gradients_of_weights", "read_gradients", "table_updates"]
 
-Gradients = Sequence[NDArray[Any] | None]
+_SMALL: Final = 1 << 14
+"""Elements of a gradient that is copied to be tested together with others."""
+
+
+@dataclass(frozen=True, eq=False)
+class Gradients:
+    """The gradients of a batch, per feature.
+
+    Attributes
+    ----------
+    values : list of (array, shape (bags, dim), or None)
+        NumPy arrays of the working dtype; or arrays of the backend's kind, of their own dtype.
+    unchecked : list of (str or None)
+        The path of a gradient whose values the backend has to test; else None.
+    """
+
+    values: list[Any]
+    unchecked: list[str | None]
 
 
 def read_gradients(
-    features: Sequence[tuple[str, FeatureConfig]],
-    planned: Sequence[PlannedTable],
+    features: Sequence[PlannedFeature],
     batch: Batch,
     leaves: Sequence[Any],
+    backend: Backend,
     *,
     check: bool,
     keep: bool,
 ) -> Gradients:
-    """Return the gradient of each feature as (bags, dim) of its working dtype, or None.
+    """Return the gradient of each feature, those that a backend does not take read and cast.
 
     Parameters
     ----------
-    features : sequence of (path, FeatureConfig)
-    planned : sequence of PlannedTable
+    features : sequence of PlannedFeature
     batch : Batch
     leaves : sequence
         As the caller gave them, per feature.
+    backend : Backend
     check, keep : bool
         As in `read_gradient`.
 
@@ -48,17 +65,35 @@ def read_gradients(
     ShardcoreTypeError, ShardcoreValueError
         If one breaks a rule, or its table has no optimizer.
     """
-    specs = {table.config: table.spec for table in planned}
-    checked = []
-    for (path, config), leaf, feature in zip(features, leaves, batch.prepared, strict=True):
-        path = "gradients" + path.removeprefix("features")
-        spec = specs[config.table]
-        if leaf is not None and spec.optimizer is None:
+    values: list[Any] = []
+    unchecked: list[str | None] = [None] * len(features)
+    small: list[NDArray[Any]] = []  # tested all at once
+    takes = backend.takes_gradient
+    for at, (feature, leaf, prepared) in enumerate(
+        zip(features, leaves, batch.prepared, strict=True)
+    ):
+        if leaf is None:
+            values.append(None)
+            continue
+        path, spec = feature.gradient_path, feature.spec
+        if spec.optimizer is None:
             raise ShardcoreValueError(f"{path} must be None: table {spec.name!r} has no optimizer")
-        shape = (*feature.shape, spec.dim)
-        value = working_dtype(spec.dtype)
-        checked.append(read_gradient(leaf, shape, value, path, check=check, keep=keep))
-    return checked
+        shape = (*prepared.shape, spec.dim)
+        if takes(leaf):
+            values.append(device_gradient(leaf, shape, path))
+            unchecked[at] = path if check else None
+            continue
+        later = check and prepared.bags.num_bags * spec.dim <= _SMALL
+        gradient = read_gradient(leaf, shape, feature.value, path, check and not later, keep)
+        values.append(gradient)
+        if later and gradient is not None:
+            small.append(gradient.reshape(-1))
+    if small and not np.isfinite(np.concatenate(small)).all():
+        for feature, leaf, prepared in zip(features, leaves, batch.prepared, strict=True):
+            if leaf is not None and not takes(leaf):  # raises for one of them
+                shape = (*prepared.shape, feature.spec.dim)
+                read_gradient(leaf, shape, feature.value, feature.gradient_path)
+    return Gradients(values, unchecked)
 
 
 def table_updates(
@@ -70,25 +105,36 @@ def table_updates(
     ----------
     planned : sequence of PlannedTable
     batch : Batch
-    gradients : sequence
+    gradients : Gradients
         From `read_gradients`.
     step : int
         1 for the first batch that the engine applies.
     """
     moving = []
     for table, table_batch in zip(planned, batch.tables, strict=True):
-        own = tuple(gradients[at] for at in table.features)
         optimizer = table.spec.optimizer
-        if optimizer is not None and any(gradient is not None for gradient in own):
-            moving.append((table_batch, own, optimizer))
+        if optimizer is None:
+            continue
+        own = tuple([gradients.values[at] for at in table.features])
+        for gradient in own:
+            if gradient is not None:
+                moving.append((table, table_batch, own, optimizer))
+                break
     # By identity first: to hash an optimizer takes all of its parameters, for every table.
     optimizers = {id(optimizer): optimizer for *_, optimizer in moving}
     values = hyper_parameters(optimizers.values())
     hyper = {key: values[optimizer] for key, optimizer in optimizers.items()}
-    return [
-        TableUpdate(table_batch, own, hyper[id(optimizer)], step)
-        for table_batch, own, optimizer in moving
-    ]
+    tested = any(gradients.unchecked)
+    updates = []
+    for table, table_batch, own, optimizer in moving:
+        unchecked: tuple[str | None, ...] = ()
+        shapes: tuple[tuple[int, ...], ...] = ()
+        if tested:
+            unchecked = tuple([gradients.unchecked[at] for at in table.features])
+            dim = table.spec.dim
+            shapes = tuple([(*batch.prepared[at].shape, dim) for at in table.features])
+        updates.append(TableUpdate(table_batch, own, hyper[id(optimizer)], step, unchecked, shapes))
+    return updates
 
 
 def gradients_of_weights(

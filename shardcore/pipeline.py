@@ -65,11 +65,18 @@ class Operations(Protocol):
     def failure(self) -> Failure | None:
         """What failed in the background and was not taken yet."""
 
+    @property
+    def in_background(self) -> bool:
+        """Whether the thread that asks is one of the operations' own, behind the caller's."""
+
     def submit(self, operation: str, work: Callable[[], Any]) -> Ticket:
         """Run `work` after all that was submitted before."""
 
     def result(self, ticket: Ticket) -> Any:
         """Wait for an operation and return its result, once, or raise what kept it from running."""
+
+    def wait(self) -> None:
+        """Wait for what was submitted so far."""
 
     def settle(self) -> None:
         """Wait for what was submitted so far; raise the failure, and leave it, if there is one."""
@@ -92,6 +99,7 @@ class Inline:
     """
 
     failure: Failure | None = None
+    in_background = False
 
     def submit(self, operation: str, work: Callable[[], Any]) -> Ticket:
         """Run `work`."""
@@ -104,6 +112,9 @@ class Inline:
         """Return the result, once."""
         value, ticket.value = ticket.value, None
         return value
+
+    def wait(self) -> None:
+        """Nothing is ever waiting."""
 
     def settle(self) -> None:
         """Nothing is ever waiting."""
@@ -176,6 +187,11 @@ class Pipeline:
         """What failed in the background and was not taken yet."""
         return self._state.failure
 
+    @property
+    def in_background(self) -> bool:
+        """Whether the thread that asks is the one that runs operations."""
+        return threading.current_thread() is self._thread
+
     def submit(self, operation: str, work: Callable[[], Any]) -> Ticket:
         """Let the thread run `work` after all that was submitted before."""
         self._check_process()
@@ -217,14 +233,14 @@ class Pipeline:
         ShardcoreRuntimeError
             If an operation failed.
         """
-        self._wait()
+        self.wait()
         failure = self._state.failure
         if failure is not None:
             raise failure.raised()
 
     def take_failure(self) -> Failure | None:
         """Return what failed, after which operations run again; those behind it never will."""
-        self._wait()
+        self.wait()
         failure, self._state.failure = self._state.failure, None
         return failure
 
@@ -240,9 +256,10 @@ class Pipeline:
         self._thread.join()
         return failure
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
+        """Wait for what was submitted so far."""
         self._check_process()
-        if threading.current_thread() is self._thread:  # what it runs comes in its turn anyway
+        if self.in_background:  # what it runs comes in its turn anyway
             return
         state = self._state
         with state.changed:

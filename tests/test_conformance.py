@@ -70,6 +70,9 @@ class TestAdagrad(OptimizerConformance):
 
 # ----------------------------------------------------------------------------- faulty ones fail
 
+OF_DEVICES = [name for name in vars(BackendConformance) if "device" in name or "refused_u" in name]
+OF_DEVICES.remove("to_device")
+
 
 def run_pytest(folder: Path, *arguments: str, path: tuple[Path, ...] = ()) -> dict[str, str]:
     """Run pytest in a process of its own from `folder`.
@@ -166,6 +169,12 @@ def test_every_test_of_the_batteries_can_fail(outcomes):
             "TestGivesNoFixture must override the fixture 'optimizer': return an optimizer whose "
             "parameters are plain numbers",
         ),
+        (
+            "backends",
+            "TestMakesNoDeviceArrays::test_weight",
+            "TestMakesNoDeviceArrays must override the fixture 'to_device': return a callable "
+            "(backend, array) -> an array that the backend takes for a gradient",
+        ),
         ("backends", "TestTearsRows::test_lookups_see", "is torn between two updates"),
         ("backends", "TestIsWrongBothWays::test_scatter_and_write", "stored rows of table 't'"),
         ("backends", "TestRefusesWithoutAReason::test_other_p", "the message must name the table"),
@@ -213,6 +222,23 @@ def test_inexact_backend_that_says_so_passes(tmp_path):
         "TestInexactAndSaysSo::test_other_dtypes_are_refused",
         "TestInexactAndSaysSo::test_lookup_sums_a_bag_in_occurrence_order",
         "TestInexactAndSaysSo::test_apply_sums_gradients_in_the_order_of_the_contract",
+        *(f"TestInexactAndSaysSo::{name}" for name in OF_DEVICES),
+    ]
+
+
+@pytest.mark.parametrize("name", ["TestOnADevice", "TestInexactOnADeviceAndSaysSo"])
+def test_backend_on_a_device_passes(tmp_path, name):
+    path = HERE / "broken" / "backends.py"
+    outcomes = run_pytest(tmp_path, f"{path}::{name}")
+    wrong = {case: shown for case, shown in outcomes.items() if shown not in ("passed", "skipped")}
+    assert wrong == {}
+    assert [case for case, shown in outcomes.items() if shown == "skipped"] == [
+        f"{name}::test_{rest}"
+        for rest in (
+            "lookup_sums_a_bag_in_occurrence_order",
+            "apply_sums_gradients_in_the_order_of_the_contract",
+        )
+        if "Inexact" in name
     ]
 
 
@@ -257,7 +283,7 @@ def test_third_party_backend_proves_itself(installed):
     tests = {name for name in vars(BackendConformance) if name.startswith("test_")}
     assert {f"TestAcme::{name}" for name in tests} < set(outcomes)
     assert {name: shown for name, shown in outcomes.items() if shown != "passed"} == {
-        "TestAcme::test_other_dtypes_are_refused": "skipped"
+        f"TestAcme::{name}": "skipped" for name in ("test_other_dtypes_are_refused", *OF_DEVICES)
     }
 
 

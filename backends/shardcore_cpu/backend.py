@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardcore.backend import Backend, TableBatch, TableSpec, TableUpdate
-from shardcore.batch import gradient_rows, sorted_rows
+from shardcore.backend import Backend, FeatureBags, TableBatch, TableSpec, TableUpdate
+from shardcore.batch import gradient_rows_of_tables, sorted_rows, sorted_rows_of_tables
 from shardcore.dtypes import working_dtype
-from shardcore.initializers import Zeros
 from shardcore.store.occurrences import Occurrences, every_row
 from shardcore.store.table import StoreTable
 
@@ -38,8 +37,7 @@ class CpuBackend(Backend):
     def create_table(self, spec: TableSpec) -> None:
         """Create rows and slots, aligned, on huge pages where the system has them."""
         table = StoreTable(spec.num_rows, spec.dim, spec.dtype, spec.optimizer)
-        if not isinstance(spec.initializer, Zeros):  # as it is; a page not touched costs nothing
-            table.initialise(spec.initializer, range(spec.num_rows), spec.seed)
+        table.initialise(spec.initializer, range(spec.num_rows), spec.seed)
         self._tables[spec.name] = table
         self.specs[spec.name] = spec
 
@@ -68,11 +66,17 @@ class CpuBackend(Backend):
 
     def lookup(self, batches: Sequence[TableBatch]) -> list[list[NDArray[Any]]]:
         """Combine the rows of every bag; a training batch's rows are sorted on the way."""
-        activations = []
+        activations = [self._lookup_own(batch) for batch in batches]
+        together = []
         for batch in batches:
-            activations.append(self._lookup_own(batch))
-            if batch.training:
-                batch.route = self._sorted(batch, (True,) * len(batch.features))
+            optimizer = self.specs[batch.table].optimizer
+            if batch.training and optimizer is not None:
+                if optimizer.lazy:
+                    together.append(batch)
+                else:  # to which rows without an occurrence are added
+                    batch.route = self._sorted(batch.table, batch.features)
+        for batch, occurrences in zip(together, self._sorted_all(together), strict=True):
+            batch.route = occurrences
         return activations
 
     def _lookup_own(self, batch: TableBatch) -> list[NDArray[Any]]:
@@ -86,22 +90,30 @@ class CpuBackend(Backend):
 
     def apply(self, updates: Sequence[TableUpdate]) -> None:
         """Update each touched row once, in one pass over the sorted rows."""
+        routes: list[Occurrences] = []
+        active: list[tuple[Sequence[FeatureBags], Sequence[NDArray[Any]]]] = []
         for update in updates:
-            batch, active = update.batch, update.active
+            batch = update.batch
+            gradients = [gradient for gradient in update.gradients if gradient is not None]
+            if len(gradients) == len(batch.features):
+                routes.append(batch.route)
+                active.append((batch.features, gradients))
+                continue
             # A feature without a gradient must leave its rows alone: sort again without it.
-            occurrences = batch.route if all(active) else self._sorted(batch, active)
-            pairs = [
-                (bags, gradient)
-                for bags, gradient in zip(batch.features, update.gradients, strict=True)
-                if gradient is not None
+            features = [
+                bags for bags, used in zip(batch.features, update.active, strict=True) if used
             ]
-            gradients = gradient_rows([bags for bags, _ in pairs], [grad for _, grad in pairs])
+            routes.append(self._sorted(batch.table, features))
+            active.append((features, gradients))
+        scaled = gradient_rows_of_tables(active)
+        for update, occurrences, gradient in zip(updates, routes, scaled, strict=True):
+            table = update.batch.table
             self.count_unique_rows(occurrences.rows.size)
-            spec = self.specs[batch.table]
+            spec = self.specs[table]
             if spec.optimizer is not None and not spec.optimizer.lazy:
                 occurrences = every_row(occurrences, spec.num_rows)
-            self._tables[batch.table].apply(
-                occurrences, occurrences.rows, gradients, update.hyper, update.step, spec.seed
+            self._tables[table].apply(
+                occurrences, occurrences.rows, gradient, update.hyper, update.step, spec.seed
             )
 
     def weight_dots(self, update: TableUpdate) -> list[NDArray[Any] | None]:
@@ -116,7 +128,13 @@ class CpuBackend(Backend):
             for bags, gradient in zip(update.batch.features, update.gradients, strict=True)
         ]
 
-    def _sorted(self, batch: TableBatch, active: tuple[bool, ...]) -> Occurrences:
-        spec = self.specs[batch.table]
-        features = [bags for bags, used in zip(batch.features, active, strict=True) if used]
+    def _sorted(self, table: str, features: Sequence[FeatureBags]) -> Occurrences:
+        spec = self.specs[table]
         return sorted_rows(features, spec.num_rows, working_dtype(spec.dtype))
+
+    def _sorted_all(self, batches: Sequence[TableBatch]) -> list[Occurrences]:
+        tables = []
+        for batch in batches:
+            spec = self.specs[batch.table]
+            tables.append((batch.features, spec.num_rows, working_dtype(spec.dtype)))
+        return sorted_rows_of_tables(tables)

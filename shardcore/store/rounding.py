@@ -33,7 +33,7 @@ def step_seed(seed: int, step: int) -> int:
 
 def rounds_by_chance(optimizer: Optimizer, dtype: np.dtype[Any]) -> bool:
     """Tell whether rows of a table of `dtype` are rounded back by chance."""
-    return optimizer.rounds_stochastically and dtype.name in ("float16", "bfloat16")
+    return optimizer.rounds_stochastically and dtype.itemsize == 2
 
 
 def round_by_chance(

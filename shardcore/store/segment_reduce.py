@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from shardcore._core import partition as _partition
-from shardcore.dtypes import KIND_OF, row_bytes, table_dtype, working_dtype
+from shardcore.dtypes import kind_of, row_bytes, table_dtype, working_dtype
 from shardcore.errors import ShardcoreIndexError, ShardcoreTypeError, ShardcoreValueError
 from shardcore.offsets import check_row_splits, integers, row_ids_from_row_splits
 from shardcore.store import threads
@@ -173,7 +173,7 @@ def reduce_bags(
     Ids in range, every array C-contiguous, weights, divisors and `out` in the working dtype.
     """
     kernel = _kernel.segment_reduce[TYPE_NAMES[ids.dtype], TYPE_NAMES[out.dtype]]
-    table, kind = row_bytes(rows), KIND_OF[rows.dtype.name]
+    table, kind = row_bytes(rows), kind_of(rows.dtype)
     pieces = threads.ranges(row_splits, max(rows.shape[1], 1))
     if len(pieces) <= 1:
         kernel(table, kind, ids, row_splits, weights, divisors, out)
@@ -241,7 +241,7 @@ def divisors(
     if combiner == "sum":
         return None
     if weights is None:
-        sums = np.diff(row_splits).astype(dtype)
+        sums = (row_splits[1:] - row_splits[:-1]).astype(dtype)
     else:
         wide = np.ascontiguousarray(weights, dtype)
         sums = sequential_sums(wide if combiner == "mean" else wide * wide, row_splits)
@@ -322,7 +322,7 @@ def row_dots(
     """
     out = np.zeros(ids.size, gradients.dtype)
     kernel = _kernel.row_dots[TYPE_NAMES[ids.dtype], TYPE_NAMES[gradients.dtype]]
-    kernel(row_bytes(rows), KIND_OF[rows.dtype.name], ids, row_splits, gradients, out)
+    kernel(row_bytes(rows), kind_of(rows.dtype), ids, row_splits, gradients, out)
     return out
 
 

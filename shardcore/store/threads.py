@@ -227,7 +227,9 @@ def ranges(splits: np.ndarray[Any, np.dtype[np.int64]], cost: int) -> list[tuple
     [(0, 2)]
     """
     segments = splits.size - 1
-    work = int(splits[-1] - splits[0] + segments) * cost
+    work = (int(splits[-1]) - int(splits[0]) + segments) * cost
+    if work < 2 * PIECE:
+        return [(0, segments)] if segments else []
     pieces = min(segments, work // PIECE, 4 * get_num_threads())
     if pieces <= 1 or get_num_threads() == 1:
         return [(0, segments)] if segments else []

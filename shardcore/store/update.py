@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from shardcore.dtypes import KIND_OF, row_bytes, working_dtype
+from shardcore.dtypes import kind_of, row_bytes, working_dtype
 from shardcore.errors import ShardcoreValueError
 from shardcore.optimizer import Optimizer
 from shardcore.store import threads
@@ -236,8 +236,8 @@ def _compiled_update(
 ) -> Any:
     value = gradients.dtype
     kernel = _kernel.update[TYPE_NAMES[value]]
-    table, kind, dim = row_bytes(rows), KIND_OF[rows.dtype.name], rows.shape[1]
-    addresses = np.array([slot.ctypes.data for slot in slots.values()], np.int64)
+    table, kind, dim = row_bytes(rows), kind_of(rows.dtype), rows.shape[1]
+    addresses = np.array([slot.__array_interface__["data"][0] for slot in slots.values()], np.int64)
     sizes = np.array([slot.shape[1] * slot.itemsize for slot in slots.values()], np.int64)
     numbers = np.array(hyper, np.float64)
     by_chance = rounds_by_chance(optimizer, rows.dtype)

@@ -17,11 +17,19 @@ from shardcore.backend import Backend, TableBatch, TableUpdate
 from shardcore.config import FeatureConfig, QuantizationConfig, TableConfig
 from shardcore.dtypes import TABLE_DTYPES, as_dtype, working_dtype
 from shardcore.embedding import ShardedEmbedding
-from shardcore.errors import ShardcoreError, UnavailableError
-from shardcore.initializers import Constant, RowId, TruncatedNormal, as_initializer
+from shardcore.errors import ShardcoreError, UnavailableError, UpdateRefusedError
+from shardcore.initializers import (
+    Constant,
+    Normal,
+    RowId,
+    TruncatedNormal,
+    as_initializer,
+    derived_seed,
+)
 from shardcore.layout import Layout
 from shardcore.optimizer import Optimizer
 from shardcore.testing.agreement import assert_agree
+from shardcore.testing.beginnings import Declared, FromRows
 from shardcore.testing.model import ModelBackend
 from shardcore.testing.requests import (
     Probe,
@@ -33,7 +41,7 @@ from shardcore.testing.requests import (
     read_only,
 )
 from shardcore.testing.state_machine import run_machine
-from shardcore.testing.twins import RawRows, Twins
+from shardcore.testing.twins import RawRows, ToDevice, Twins, looked_up
 
 __all__ = ["BackendConformance"]
 
@@ -59,6 +67,15 @@ class BackendConformance:
         whole table. It must not use the backend's own ways of reading, which are under test: a
         wrong `gather` could otherwise hide a wrong `scatter`.
 
+    and, where the backend takes gradients on a device, a third:
+
+    ``to_device``
+        A callable ``to_device(backend, array)`` that returns the values of a NumPy array, float32,
+        float16 or bfloat16, as an array that the backend takes for a gradient, of the same shape
+        and dtype.
+
+    Activations of a backend with ``device_arrays = True`` are read by `numpy.asarray`.
+
     Attributes
     ----------
     exact : bool, default True
@@ -67,7 +84,7 @@ class BackendConformance:
     tolerance : float, default 1e-5
         Relative and absolute, where `exact` is False.
     dtypes : tuple of str, default all four table dtypes
-        The dtypes its tables can have. It must refuse the others.
+        The dtypes its tables can have, float32 among them. It must refuse the others.
     max_examples, steps_per_example : int, default 20 and 30
         Runs of the state machine, and calls in each.
 
@@ -109,6 +126,16 @@ class BackendConformance:
         pytest.fail(
             f"{type(self).__name__} must override the fixture 'raw_rows': return a callable "
             "(backend, table, slot) -> stored rows that does not use the backend's reads"
+        )
+
+    @pytest.fixture
+    def to_device(self, backend: Backend) -> ToDevice:
+        """Return what makes arrays of the backend's own; to be overridden."""
+        if not backend.device_arrays:
+            pytest.skip("the backend has no arrays of its own (device_arrays = False)")
+        pytest.fail(
+            f"{type(self).__name__} must override the fixture 'to_device': return a callable "
+            "(backend, array) -> an array that the backend takes for a gradient"
         )
 
     @pytest.fixture
@@ -184,12 +211,32 @@ class BackendConformance:
 
     @each_dtype
     def test_create_fills_slots(self, twins: Twins, dtype: str) -> None:
-        """Slots have the shape, the dtype and the fill that the optimizer declares."""
+        """Slots begin as the optimizer says: from numbers, arrays, initializers or the rows."""
         spec = twins.create(make_spec("t", 11, 4, self._need(dtype), Probe()))
         assert twins.raw("t", "velocities").shape == (11, 4)
         assert twins.raw("t", "peaks").shape == (11, 1)
         assert twins.raw("t", "halves").dtype == np.float16
         assert twins.raw("t", "velocities").dtype == working_dtype(spec.dtype)
+        spec = twins.create(make_spec("declared", 11, 4, dtype, Declared(11, 4)))
+        ids, elements = np.arange(11), np.arange(44.0).reshape(11, 4)
+        seed, value = derived_seed(spec.seed, "normals"), working_dtype(spec.dtype)
+        wanted: dict[str, NDArray[Any]] = {
+            "constants": np.full((11, 4), 0.5, value),
+            "normals": Normal()(ids, (4,), value, seed),
+            "numbers": (1000 + ids[:, None]).astype(np.float32),
+            "elements": (elements / 4).astype(spec.dtype),
+            "halves": (elements[:, :1] - 1.5).astype(np.float16),
+        }
+        for slot, array in wanted.items():
+            assert_agree(twins.raw("declared", slot), array, f"values of slot {slot!r}: values")
+        twins.create(make_spec("from rows", 11, 4, dtype, FromRows()))
+        doubles = 2 * twins.raw("from rows").astype(value)
+        assert_agree(twins.raw("from rows", "doubles"), doubles, "a slot made from rows: values")
+        assert_agree(
+            twins.raw("from rows", "numbers"),
+            ids[:, None].astype(np.float32),
+            "their numbers: values",
+        )
         twins.check_storage()
 
     def test_create_that_fails_changes_nothing(self, twins: Twins) -> None:
@@ -236,7 +283,7 @@ class BackendConformance:
         bags = make_bags(rng, spec, 12)
         if spec.exchange == "partial":  # its sums have an order of their own
             batches = [TableBatch("t", (bags,)) for _ in range(2)]
-            ours = twins.backend.lookup(batches[:1])[0][0]
+            ours = looked_up(twins.backend, batches[:1])[0][0]
             expected = twins.model.lookup(batches[1:])[0][0]
             np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-6)
             return
@@ -337,7 +384,7 @@ class BackendConformance:
             twins.backend.read("t", "velocities", 0, 12),
             *twins.backend.shards("t", None),
             *twins.backend.shards("t", "peaks"),
-            twins.backend.lookup([TableBatch("t", (bags,))])[0][0],
+            looked_up(twins.backend, [TableBatch("t", (bags,))])[0][0],
         ]
         for result in results:
             if result.flags.writeable:
@@ -394,7 +441,7 @@ class BackendConformance:
     ) -> None:
         """One call answers for all tables of a batch, each with features of any number of bags."""
         a = twins.create(make_spec("a", 40, 4, "float32"))
-        b = twins.create(make_spec("b", 5, 9, "float64", layout="mod"))
+        b = twins.create(make_spec("b", 5, 9, self.dtypes[-1], layout="mod"))
         one, mean = make_bags(rng, a, 12), make_bags(rng, a, 24, combiner="mean", weighted=True)
         two = make_bags(rng, b, 12, combiner="sqrtn")
         twins.lookup(("b", [two]), ("a", [one, mean, one]))
@@ -649,6 +696,144 @@ class BackendConformance:
                 assert_agree(found[at], wanted, f"weight_dots of feature {at}: dots", limit)
             twins.check_storage()
 
+    # --- gradients on a device -------------------------------------------------------------------
+
+    @each_dtype
+    def test_device_gradients_give_the_same_update(
+        self, twins: Twins, rng: np.random.Generator, to_device: ToDevice, dtype: str
+    ) -> None:
+        """Of the three dtypes that devices have; with host gradients beside them, and none."""
+        spec = twins.create(make_spec("t", 19, 6, self._need(dtype), Probe()))
+        assert not twins.backend.takes_gradient(np.zeros((3, 6), np.float32))
+        features = [make_bags(rng, spec, 9, combiner="mean", weighted=at > 1) for at in range(4)]
+        kinds = [
+            as_dtype(kind) for kind in ("float32", "float16") + ("bfloat16",) * _has_bfloat16()
+        ]
+        for step, kind in enumerate(kinds, 1):
+
+            def given(gradient: NDArray[Any], kind: np.dtype[Any] = kind) -> Any:
+                if gradient.dtype != kind:  # the one of the host
+                    return gradient
+                on_device = to_device(twins.backend, gradient)
+                assert twins.backend.takes_gradient(on_device)
+                return on_device
+
+            host, *rest = [gradient_of(rng, spec, bags) for bags in features]
+            gradients = [host.astype(working_dtype(spec.dtype)), None]
+            gradients += [gradient.astype(kind) for gradient in rest[1:]]
+            (looked,) = twins.lookup(("t", features), training=True)
+            twins.apply_pairs([looked.device_updates(gradients, step, given, check=step != 2)])
+        twins.check_reads()
+
+    def test_weight_dots_of_device_gradients(
+        self, twins: Twins, rng: np.random.Generator, to_device: ToDevice
+    ) -> None:
+        """NumPy arrays, as of gradients of the host."""
+        spec = twins.create(make_spec("t", 25, 8, optimizer=Probe()))
+        bags = make_bags(rng, spec, 14, combiner="mean", weighted=True)
+        (looked,) = twins.lookup(("t", [bags, bags]), training=True)
+        gradients = [gradient_of(rng, spec, bags).astype(np.float16), None]
+        own, models = looked.device_updates(
+            gradients, 1, lambda array: to_device(twins.backend, array), check=False
+        )
+        found, expected = twins.backend.weight_dots(own), twins.model.weight_dots(models)
+        assert found[1] is None
+        assert expected[0] is not None
+        assert_agree(found[0], expected[0], "weight_dots: dots", max(1e-5, self._limit or 0.0))
+
+    @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf], ids=str)
+    def test_device_gradients_that_are_not_finite_change_nothing(
+        self, twins: Twins, rng: np.random.Generator, to_device: ToDevice, value: float
+    ) -> None:
+        """No table of that batch, nor of those after it until it is told; then all goes on."""
+        specs = [twins.create(make_spec(name, 12, 3, optimizer=Probe())) for name in ("a", "b")]
+
+        def batch(step: int, bad: float | None = None) -> list[tuple[TableUpdate, TableUpdate]]:
+            bags = [make_bags(rng, spec, 7) for spec in specs]
+            pairs = []
+            for looked in twins.lookup(
+                *((spec.name, [one, one]) for spec, one in zip(specs, bags, strict=True)),
+                training=True,
+            ):
+                gradients = [gradient_of(rng, looked.spec, bags[0]).copy() for _ in range(2)]
+                if bad is not None and looked.spec.name == "b":
+                    gradients[1][4, 2:] = gradients[1][5] = bad
+                pairs.append(
+                    looked.device_updates(
+                        gradients, step, lambda array: to_device(twins.backend, array), check=True
+                    )
+                )
+            return pairs
+
+        twins.apply_pairs(batch(1))
+        bad, after = ([own for own, _ in batch(2, value)], [own for own, _ in batch(3)])
+        error, returned = _refusal_of(
+            lambda: twins.backend.apply(bad),
+            lambda: twins.backend.apply(after),
+            lambda: twins.backend.read("a", None, 0, 1),
+        )
+        message = f"gradients[1] must be finite in float32: gradients[1][4, 2] = {value}"
+        assert str(error) == message
+        assert error.updates == returned, "updates must count each apply that returned"
+        twins.check_storage()
+        twins.check_reads()
+        twins.apply_pairs(batch(2))
+
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda backend: backend.gather("t", None, np.array([1])),
+            lambda backend: backend.scatter("t", "peaks", np.array([1]), np.ones((1, 1), "f")),
+            lambda backend: backend.read("t", "velocities", 0, 3),
+            lambda backend: backend.write("t", None, 0, np.ones((1, 3), np.float32)),
+            lambda backend: backend.shards("t", None),
+            lambda backend: backend.counters(),
+            lambda backend: backend.begin_restore(),
+            lambda backend: backend.close(),
+        ],
+        ids=["gather", "scatter", "read", "write", "shards", "counters", "begin_restore", "close"],
+    )
+    def test_a_refused_update_is_told_by_the_next_call(
+        self, twins: Twins, to_device: ToDevice, call: Callable[[Backend], Any]
+    ) -> None:
+        """Once, whatever is called; what is told has done nothing, but for `close`."""
+        spec = twins.create(make_spec("t", 12, 3, optimizer=Probe()))
+        bags = bags_of(spec, np.arange(4), np.arange(5), None, "sum")
+        (looked,) = twins.lookup(("t", [bags]), training=True)
+        gradient = np.full((4, 3), np.nan, np.float32)
+        update, _ = looked.device_updates(
+            [gradient], 1, lambda array: to_device(twins.backend, array), check=True
+        )
+        error, returned = _refusal_of(
+            lambda: twins.backend.apply([update]), lambda: call(twins.backend)
+        )
+        assert str(error) == "gradients[0] must be finite in float32: gradients[0][0, 0] = nan"
+        assert error.updates == returned
+        if twins.backend.specs:  # not closed
+            twins.check_storage()
+            twins.check_reads()
+            twins.backend.counters()
+            twins.backend.close()
+        assert twins.backend.specs == {}
+
+    def test_device_gradients_without_a_path_are_not_tested(
+        self, twins: Twins, rng: np.random.Generator, to_device: ToDevice
+    ) -> None:
+        """check_gradients=False: what is not finite arrives."""
+        spec = twins.create(make_spec("t", 12, 3, optimizer=Probe()))
+        bags = make_bags(rng, spec, 7)
+        (looked,) = twins.lookup(("t", [bags]), training=True)
+        gradient = gradient_of(rng, spec, bags).copy()
+        gradient[4, 1] = np.nan
+        twins.apply_pairs(
+            [
+                looked.device_updates(
+                    [gradient], 1, lambda array: to_device(twins.backend, array), check=False
+                )
+            ]
+        )
+        assert np.isnan(twins.raw("t")).any()
+
     # --- threads ---------------------------------------------------------------------------------
 
     def test_lookups_see_each_row_wholly_before_or_after_an_update(self, backend: Backend) -> None:
@@ -682,7 +867,7 @@ class BackendConformance:
             once_more = True
             while once_more:
                 once_more = not finished.is_set()
-                rows = backend.lookup([TableBatch("t", (every_row,))])[0][0]
+                rows = looked_up(backend, [TableBatch("t", (every_row,))])[0][0]
                 torn = (rows != rows[:, :1]).any(axis=1)
                 assert not torn.any(), f"row {int(torn.argmax())} is torn between two updates"
                 assert (rows[:, 0] <= last).all(), "a later lookup must not see an earlier row"
@@ -697,16 +882,40 @@ class BackendConformance:
 
     def test_under_the_engine(self, backend: Backend, raw_rows: RawRows) -> None:
         """Three steps of `ShardedEmbedding` over two tables, beside the same on the model."""
+        self._check_training(backend, raw_rows, np.asarray, pipeline=False)
+
+    @pytest.mark.parametrize("pipeline", [False, True], ids=["inline", "pipeline"])
+    def test_under_the_engine_on_the_device(
+        self, backend: Backend, raw_rows: RawRows, to_device: ToDevice, pipeline: bool
+    ) -> None:
+        """The same with gradients on the device; activations are the caller's for good."""
+        self._check_training(
+            backend, raw_rows, lambda gradient: to_device(backend, gradient), pipeline
+        )
+
+    def _check_training(
+        self,
+        backend: Backend,
+        raw_rows: RawRows,
+        as_given: Callable[[NDArray[Any]], Any],
+        pipeline: bool,
+    ) -> None:
         model = ModelBackend()
-        engines = [self._train(one) for one in (backend, model)]
+        engines = [
+            self._train(backend, as_given, pipeline),
+            self._train(model, np.asarray, pipeline=False),
+        ]
         for outputs, expected in zip(engines[0], engines[1], strict=True):
             for name, wanted in expected.items():
-                assert_agree(outputs[name], wanted, f"activations of {name!r}: out", self._limit)
+                out = np.asarray(outputs[name]) if backend.device_arrays else outputs[name]
+                assert_agree(out, wanted, f"activations of {name!r}: out", self._limit)
         for (table, slot), wanted in model.arrays.items():
             stored = np.array(raw_rows(backend, table, slot))
             assert_agree(stored, wanted, f"table {table!r}, slot {slot!r}: rows", self._limit)
 
-    def _train(self, backend: Backend) -> list[dict[str, NDArray[Any]]]:
+    def _train(
+        self, backend: Backend, as_given: Callable[[NDArray[Any]], Any], pipeline: bool
+    ) -> list[dict[str, Any]]:
         rng = np.random.default_rng(5)
         users = TableConfig(17, 6, optimizer=Probe(), name="users")
         items = TableConfig(40, 3, combiner="sum", name="items", layout="mod")
@@ -718,6 +927,7 @@ class BackendConformance:
             },
             optimizer=optimizers.Adagrad(learning_rate=0.5),
             backend=backend,
+            pipeline=pipeline,
         )
         seen = []
         for _ in range(3):
@@ -729,7 +939,7 @@ class BackendConformance:
             engine.enqueue(features)
             activations = engine.dequeue()
             gradients = {
-                name: rng.uniform(-1, 1, array.shape).astype(np.float32)
+                name: as_given(rng.uniform(-1, 1, array.shape).astype(np.float32))
                 for name, array in activations.items()
             }
             engine.apply_gradients(gradients)
@@ -754,6 +964,24 @@ class BackendConformance:
             self.max_examples,
             self.steps_per_example,
         )
+
+
+def _refusal_of(*calls: Callable[[], Any]) -> tuple[UpdateRefusedError, int]:
+    """Make calls until one is refused; return its error, and how many returned before."""
+    for returned, call in enumerate(calls):
+        try:
+            call()
+        except UpdateRefusedError as error:
+            return error, returned
+    pytest.fail("no call told of a gradient that is not finite")
+
+
+def _has_bfloat16() -> bool:
+    try:
+        as_dtype("bfloat16")
+    except UnavailableError:
+        return False
+    return True
 
 
 def _of_many_sizes(rows: int, columns: int, seed: int = 0) -> NDArray[np.float32]:

@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardcore.backend import Backend, FeatureBags, TableBatch, TableSpec, TableUpdate
+from shardcore.dtypes import working_dtype
 from shardcore.testing.agreement import assert_agree
 from shardcore.testing.model import ModelBackend
 
-__all__ = ["Looked", "RawRows", "Twins"]
+__all__ = ["Looked", "RawRows", "ToDevice", "Twins", "looked_up"]
 
 RawRows: TypeAlias = Callable[[Any, str, str | None], NDArray[Any]]
 """(backend, table, slot) -> the stored rows, in the order of the whole table."""
 
+ToDevice: TypeAlias = Callable[[Any, NDArray[Any]], Any]
+"""(backend, array) -> the same values as an array that the backend takes for a gradient."""
+
 Gradients: TypeAlias = Sequence[NDArray[Any] | None]
+
+
+def looked_up(backend: Backend, batches: Sequence[TableBatch]) -> list[list[NDArray[Any]]]:
+    """Look up, and read the activations where the backend has arrays of its own."""
+    found = backend.lookup(batches)
+    if not backend.device_arrays:
+        return found
+    return [[np.asarray(array) for array in arrays] for arrays in found]
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +49,23 @@ class Looked:
             TableUpdate(self.batch, tuple(gradients), hyper, step),
             TableUpdate(self.model_batch, tuple(gradients), hyper, step),
         )
+
+    def device_updates(
+        self, gradients: Gradients, step: int, to_device: Callable[[NDArray[Any]], Any], check: bool
+    ) -> tuple[TableUpdate, TableUpdate]:
+        """Return the same with gradients on the device, to be tested or not, for the backend.
+
+        What `to_device` leaves as it is, is a gradient of the host.
+        """
+        value = working_dtype(self.spec.dtype)
+        cast = [None if one is None else one.astype(value) for one in gradients]
+        own, models = self.updates(cast, step)
+        given = tuple(None if one is None else to_device(one) for one in gradients)
+        unchecked = tuple(
+            f"gradients[{at}]" if check and one is not gradients[at] else None
+            for at, one in enumerate(given)
+        )
+        return replace(own, gradients=given, unchecked=unchecked), models
 
 
 class Twins:
@@ -79,7 +108,7 @@ class Twins:
         """Look all tables' features up in one call, and compare the activations."""
         batches = [TableBatch(table, tuple(features), training) for table, features in requests]
         own = [TableBatch(table, tuple(features), training) for table, features in requests]
-        found, expected = self.backend.lookup(batches), self.model.lookup(own)
+        found, expected = looked_up(self.backend, batches), self.model.lookup(own)
         assert len(found) == len(requests), "lookup must return a list per batch"
         for batch, arrays, wanted in zip(batches, found, expected, strict=True):
             assert len(arrays) == len(wanted), "lookup must return an array per feature"
@@ -93,7 +122,10 @@ class Twins:
 
     def apply(self, *shares: tuple[Looked, Gradients], step: int) -> None:
         """Apply the gradients of all tables in one call, and compare all that is stored."""
-        pairs = [looked.updates(gradients, step) for looked, gradients in shares]
+        self.apply_pairs([looked.updates(gradients, step) for looked, gradients in shares])
+
+    def apply_pairs(self, pairs: Sequence[tuple[TableUpdate, TableUpdate]]) -> None:
+        """Apply updates, for the backend and for the model, and compare all that is stored."""
         self.backend.apply([update for update, _ in pairs])
         self.model.apply([update for _, update in pairs])
         self.check_storage()

@@ -5,6 +5,7 @@ Not collected by name; `test_conformance.py` runs it.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import time
 
@@ -13,7 +14,7 @@ import pytest
 
 from shardcore.backend import TableBatch, TableUpdate
 from shardcore.batch import FeatureBags
-from shardcore.errors import ShardcoreValueError
+from shardcore.errors import ShardcoreValueError, UpdateRefusedError
 from shardcore.layout import Layout
 from shardcore.testing import BackendConformance, ModelBackend
 
@@ -299,6 +300,15 @@ class TestFillsSlotsWithZeros(Suite):
                     array[...] = 0
 
 
+class TestFillsSlotsOfOtherRows(Suite):
+    class Faulty(ModelBackend):
+        def create_table(self, spec):
+            super().create_table(spec)
+            for (table, slot), array in self.arrays.items():
+                if table == spec.name and slot is not None:
+                    array[...] = np.roll(array, 1, axis=0)
+
+
 class TestLeavesHalfATable(Suite):
     class Faulty(ModelBackend):
         def create_table(self, spec):
@@ -381,6 +391,169 @@ class TestGivesNoFixtures(BackendConformance):
     pass
 
 
+class DeviceArray:
+    """An array that only its device computes with."""
+
+    def __init__(self, array):
+        self.array = np.asarray(array)
+        self.shape, self.dtype = self.array.shape, self.array.dtype
+
+    def reshape(self, *shape):
+        return DeviceArray(self.array.reshape(*shape))
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array(self.array, dtype)
+
+
+class Device(ModelBackend):
+    """Tables on a device, without float64; tells of what it refused at its next call."""
+
+    device_arrays = True
+
+    def __init__(self):
+        super().__init__()
+        self.refusal, self.refused = None, 0
+
+    def tell(self):
+        refusal, updates = self.refusal, self.refused
+        self.refusal, self.refused = None, 0
+        if refusal is not None:
+            raise UpdateRefusedError(refusal, updates)
+
+    def create_table(self, spec):
+        if spec.dtype == np.float64:
+            raise ShardcoreValueError(f"table {spec.name!r}: no tables of float64")
+        super().create_table(spec)
+
+    def gather(self, table, slot, rows):
+        self.tell()
+        return super().gather(table, slot, rows)
+
+    def scatter(self, table, slot, rows, values):
+        self.tell()
+        super().scatter(table, slot, rows, values)
+
+    def lookup(self, batches):
+        self.tell()
+        return [[DeviceArray(one) for one in found] for found in super().lookup(batches)]
+
+    def takes_gradient(self, gradient):
+        return isinstance(gradient, DeviceArray)
+
+    def apply(self, updates):
+        if self.refusal is None:
+            try:
+                ready = [self._on_host(update) for update in updates]
+            except UpdateRefusedError as error:
+                self.refusal = str(error)
+            else:
+                super().apply(ready)
+                return
+        self.refused += 1
+
+    def weight_dots(self, update):
+        self.tell()
+        return super().weight_dots(self._on_host(update))
+
+    def counters(self):
+        self.tell()
+        return super().counters()
+
+    def begin_restore(self):
+        self.tell()
+
+    def close(self):
+        super().close()
+        self.tell()
+
+
+class InexactDevice(Device):
+    """Its bags and gradients are off by a few units in the last place."""
+
+    def _combined(self, table, bags):
+        out = super()._combined(table, reversed_bags(bags))
+        return (out * (1 + 3e-7)).astype(out.dtype)
+
+    def _received(self, update):
+        return {
+            row: [(grad * (1 - 3e-7)).astype(grad.dtype) for grad in gradients]
+            for row, gradients in super()._received(update).items()
+        }
+
+
+class DeviceSuite(Suite):
+    Faulty = Device
+    dtypes = ("float32", "float16", "bfloat16")
+
+    @pytest.fixture
+    def to_device(self):
+        return lambda backend, array: DeviceArray(array.copy())
+
+
+class TestOnADevice(DeviceSuite):
+    """Nothing is wrong with it."""
+
+
+class TestInexactOnADeviceAndSaysSo(DeviceSuite):
+    Faulty = InexactDevice
+    exact = False
+
+
+class TestMakesNoDeviceArrays(Suite):
+    Faulty = Device
+
+
+class TestTakesHalvesForTheirBits(DeviceSuite):
+    class Faulty(Device):
+        def _on_host(self, update):
+            gradients = tuple(
+                DeviceArray(one.array.view(np.uint16))
+                if isinstance(one, DeviceArray) and one.dtype.itemsize == 2
+                else one
+                for one in update.gradients
+            )
+            return super()._on_host(dataclasses.replace(update, gradients=gradients))
+
+
+class TestDotsOnTheDevice(DeviceSuite):
+    class Faulty(Device):
+        def weight_dots(self, update):
+            return [
+                None if one is None else DeviceArray(one) for one in super().weight_dots(update)
+            ]
+
+
+class TestRefusesTableByTable(DeviceSuite):
+    class Faulty(Device):
+        def apply(self, updates):
+            for update in updates:
+                super().apply([update])
+
+
+class TestCountsNoUpdates(DeviceSuite):
+    class Faulty(Device):
+        def tell(self):
+            self.refused = 0
+            super().tell()
+
+
+class TestTestsWhatItIsNotAskedTo(DeviceSuite):
+    class Faulty(Device):
+        def _on_host(self, update):
+            paths = tuple(f"gradients[{at}]" for at in range(len(update.gradients)))
+            return super()._on_host(dataclasses.replace(update, unchecked=paths))
+
+
+class TestGivesActivationsThatChange(DeviceSuite):
+    class Faulty(Device):
+        def lookup(self, batches):
+            for arrays in getattr(self, "last", []):
+                for one in arrays:
+                    one.array[...] = 0
+            self.last = super().lookup(batches)
+            return self.last
+
+
 class Inexact(ModelBackend):
     """Sums in float64 and in another order: off in the last places only."""
 
@@ -435,6 +608,7 @@ FAULTS = {
     "TestHasAShardTooMany": "test_layout_says_where_rows_are",
     "TestShiftsInitialRows": "test_create_fills_rows_from_the_initializer",
     "TestFillsSlotsWithZeros": "test_create_fills_slots",
+    "TestFillsSlotsOfOtherRows": "test_create_fills_slots",
     "TestLeavesHalfATable": "test_create_that_fails_changes_nothing",
     "TestKeepsSlotsOfDroppedTables": "test_drop_forgets_that_table_only",
     "TestRefusesWithoutAReason": "test_other_placements_and_exchanges_work_or_are_refused",
@@ -446,4 +620,11 @@ FAULTS = {
     "TestBreaksInASequenceOnly": "test_state_machine",
     "TestGivesNoFixtures": "test_close",
     "TestInexactAndDoesNotSay": "test_lookup",
+    "TestMakesNoDeviceArrays": "test_weight_dots_of_device_gradients",
+    "TestTakesHalvesForTheirBits": "test_device_gradients_give_the_same_update",
+    "TestDotsOnTheDevice": "test_weight_dots_of_device_gradients",
+    "TestRefusesTableByTable": "test_device_gradients_that_are_not_finite_change_nothing",
+    "TestCountsNoUpdates": "test_a_refused_update_is_told_by_the_next_call",
+    "TestTestsWhatItIsNotAskedTo": "test_device_gradients_without_a_path_are_not_tested",
+    "TestGivesActivationsThatChange": "test_under_the_engine_on_the_device",
 }
