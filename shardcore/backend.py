@@ -415,6 +415,11 @@ class BackendRowStore:
             yield self._open()
 
     @property
+    def checkpoint_together(self) -> Together | None:
+        """The processes that hold the rows together; None, unless several do."""
+        return self._backend.together
+
+    @property
     def layout(self) -> Layout:
         """Which host, as a shard, holds which row."""
         return self._open().layout(self._table)

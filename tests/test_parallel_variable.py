@@ -3,12 +3,15 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
 import shardcore as sc
-from shardcore.checkpoint import Checkpoint
+from shardcore.checkpoint import Checkpoint, inspect
+from shardcore.checkpoint.adapters import as_checkpointable
+from shardcore.checkpoint.state import RestorePlan
 from shardcore.errors import (
     CorruptCheckpointError,
     ShardcoreRuntimeError,
@@ -324,6 +327,221 @@ def test_a_structure_is_no_variable(tmp_path):
     )
     with pytest.raises(ShardcoreValueError, match=re.escape(message)):
         Checkpoint(v=pair(partial_restore=True)).restore(tmp_path)
+
+
+# within a structure
+
+
+@dataclass
+class Model:
+    kernel: object
+    scales: object
+
+
+def nested(left=-1.0, right=3.0, count=2, **options):
+    """A variable at every kind of place, with arrays beside them."""
+
+    def variable():
+        parts = [np.array([left]), np.array([right]), np.array([9.0])]
+        return ParallelVariable(parts[:count], **options)
+
+    return {
+        "a": variable(),
+        "b": [np.array([left, right]), (variable(), Model(np.array(right), variable()))],
+    }
+
+
+def inside(structure):
+    """Return the variables of `nested`, then its arrays."""
+    (array, (second, model)) = structure["b"]
+    return [structure["a"], second, model.scales], [array, model.kernel]
+
+
+def cleared(**options):
+    return nested(0.0, 0.0, **options)
+
+
+def test_it_is_saved_and_restored_within_a_structure(tmp_path):
+    path = Checkpoint(net=nested()).save(tmp_path, step=1)
+    saved = sorted(inspect(path).objects["net"].tensors)
+    places = ("a", "b/1/0", "b/1/1/scales")
+    of_components = [f"{place}{own}" for place in places for own in ("", "/parallel_component_1")]
+    assert saved == sorted([*of_components, "b/0", "b/1/1/kernel"])
+    other = cleared()
+    checkpoint = Checkpoint(net=other)
+    assert checkpoint.restore(path) == 1
+    variables, arrays = inside(other)
+    assert [values(v) for v in variables] == [[[-1], [3]]] * 3
+    assert [array.tolist() for array in arrays] == [[-1, 3], 3]
+    assert checkpoint.skipped == {}
+    # The arrays share a file; each component has one of its own.
+    assert len(list(path.glob("*.safetensors"))) == 1 + 3 * 2
+
+
+def test_a_structure_of_variables_alone(tmp_path):
+    v = pair()
+    checkpoint = Checkpoint(net=(v,))
+    checkpoint.save(tmp_path, step=1)
+    for component in v:
+        component[...] = 0
+    checkpoint.restore(tmp_path)
+    assert values(v) == [[-1], [3]]
+
+
+def test_plain_variables_within_a_structure_read_component_0(tmp_path):
+    Checkpoint(net={"v": pair(), "w": np.ones(2)}).save(tmp_path, step=1)
+    plain = {"v": np.zeros(1), "w": np.zeros(2)}
+    checkpoint = Checkpoint(net=plain)
+    checkpoint.restore(tmp_path)
+    assert [array.tolist() for array in plain.values()] == [[-1], [1, 1]]
+    assert checkpoint.skipped == {"net": ("v/parallel_component_1",)}
+    Checkpoint(net={"v": np.array([5.0])}).save(tmp_path, step=2)
+    v = pair()
+    with pytest.raises(ShardcoreValueError, match="restores 2 components, the checkpoint has 1"):
+        Checkpoint(net={"v": v}).restore(tmp_path)
+    assert values(v) == [[-1], [3]]
+    asked = pair(partial_restore=True)
+    Checkpoint(net={"v": asked}).restore(tmp_path)
+    assert values(asked) == [[5], [3]]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_another_number_of_components_within_a_structure(tmp_path, count):
+    Checkpoint(net=nested()).save(tmp_path, step=1)
+    other = cleared(count=count)
+    message = (
+        f"parallel variable 'ParallelVariable' restores {count} components, the checkpoint has 2; "
+        "make it with partial_restore=True to restore those that both have"
+    )
+    with pytest.raises(ShardcoreValueError, match=re.escape(message)):
+        Checkpoint(net=other).restore(tmp_path)
+    variables, arrays = inside(other)
+    assert [values(v)[:2] for v in variables] == [[[0], [0]][:count]] * 3
+    assert [array.tolist() for array in arrays] == [[0, 0], 0]
+    checkpoint = Checkpoint(net=cleared(count=count, partial_restore=True))
+    checkpoint.restore(tmp_path)
+    skipped = [f"{place}/parallel_component_1" for place in ("a", "b/1/0", "b/1/1/scales")]
+    assert {name: set(left) for name, left in checkpoint.skipped.items()} == (
+        {"net": set(skipped)} if count == 1 else {}
+    )
+
+
+def test_only_the_primary_within_a_structure(tmp_path):
+    copies = nested(7.0, 7.0, primary_only=True)
+    path = Checkpoint(net=copies).save(tmp_path, step=1)
+    saved = inspect(path).objects["net"].tensors
+    assert not [name for name in saved if "parallel_component" in name]
+    more = cleared(count=3, primary_only=True)
+    Checkpoint(net=more).restore(path)
+    variables, arrays = inside(more)
+    assert [values(v) for v in variables] == [[[7]] * 3] * 3
+    assert [array.tolist() for array in arrays] == [[7, 7], 7]
+    with pytest.raises(ShardcoreValueError, match="restores 2 components, the checkpoint has 1"):
+        Checkpoint(net=nested()).restore(path)
+
+
+def test_nothing_changes_where_one_of_a_structure_does_not_fit(tmp_path):
+    path = Checkpoint(net={"v": pair(), "w": pair()}).save(tmp_path, step=1)
+    good, wide = pair(0.0, 0.0), ParallelVariable([np.zeros(2), np.zeros(2)])
+    message = "object 'ParallelVariable, component 0' must have the saved shape (1,), got (2,)"
+    with pytest.raises(ShardcoreValueError, match=re.escape(message)):
+        Checkpoint(net={"v": good, "w": wide}).restore(path)
+    message = (
+        "object 'net' does not have the tensors of the checkpoint: missing from it ['x'], "
+        "only in it ['w']"
+    )
+    with pytest.raises(ShardcoreValueError, match=re.escape(message)):
+        Checkpoint(net={"v": good, "x": pair()}).restore(path)
+    (damaged,) = path.glob("*w*parallel_component_1*.safetensors")
+    content = damaged.read_bytes()
+    damaged.write_bytes(content.replace(np.array([3.0]).tobytes(), np.array([4.0]).tobytes()))
+    with pytest.raises(CorruptCheckpointError):
+        Checkpoint(net={"v": good, "w": pair()}).restore(path)
+    assert values(good) == [[0], [0]]
+
+
+class Told:
+    """Restores nothing, and keeps what it was told."""
+
+    def __init__(self, fails=None):
+        self.told = []
+        self.fails = fails
+
+    def checkpoint_metadata(self):
+        return {"mine": 1}
+
+    def checkpoint_tensors(self):
+        return []
+
+    def checkpoint_restore(self, metadata, tensors, *, slots):
+        assert (metadata, tensors) == ({"mine": 1}, {})
+        if self.fails == "restore":
+            raise LookupError("restore fails")
+        return RestorePlan(
+            {}, live=False, commit=lambda: self.tell("commit"), abort=lambda: self.tell("abort")
+        )
+
+    def tell(self, what):
+        self.told.append(what)
+        if self.fails == what:
+            raise LookupError(f"{what} fails")
+
+
+@pytest.mark.parametrize(
+    ("fails", "told"),
+    [
+        (None, [["commit"], ["commit"], ["commit"]]),
+        ("restore", [["abort"], [], []]),
+        ("commit", [["commit"], ["commit"], ["abort"]]),
+    ],
+)
+def test_whatever_is_checkpointable_is_committed_or_aborted(tmp_path, fails, told):
+    Checkpoint(net=[Told(), Told(), Told()]).save(tmp_path, step=1)
+    parts = [Told(), Told(fails), Told()]
+    checkpoint = Checkpoint(net=parts)
+    if fails is None:
+        checkpoint.restore(tmp_path)
+    else:
+        with pytest.raises(LookupError, match=f"{fails} fails"):
+            checkpoint.restore(tmp_path)
+    assert [part.told for part in parts] == told
+
+
+def test_an_abort_reaches_all_of_a_structure(tmp_path):
+    Checkpoint(net=[Told(), Told()], w=np.ones(2)).save(tmp_path, step=1)
+    parts = [Told("abort"), Told()]
+    with pytest.raises(ShardcoreValueError, match="must have the saved shape"):
+        Checkpoint(net=parts, w=np.zeros(3)).restore(tmp_path)
+    assert [part.told for part in parts] == [["abort"], ["abort"]]
+
+
+def test_an_engine_within_a_structure(tmp_path):
+    def engine():
+        table = sc.TableConfig(4, 2, initializer=sc.initializers.RowId(), name="t")
+        return sc.ShardedEmbedding({"f": sc.FeatureConfig(table)}, sc.optimizers.Adagrad(0.5))
+
+    with engine() as trained, engine() as built, engine() as unbuilt:
+        trained.enqueue({"f": [[3]]})
+        trained.dequeue()
+        trained.apply_gradients({"f": np.ones((1, 2))})
+        Checkpoint(model={"embeddings": trained, "v": pair()}).save(tmp_path, step=1)
+        built.build()
+        for other in (built, unbuilt):
+            Checkpoint(model={"embeddings": other, "v": pair(0.0)}).restore(tmp_path)
+            assert np.array_equal(other.tables["t"], trained.tables["t"])
+            assert np.array_equal(other.slots["t"]["accumulators"],
+                                  trained.slots["t"]["accumulators"])  # fmt: skip
+            assert other.step == 1
+
+
+@pytest.mark.parametrize("malformed", [3, {"v": 3}])
+def test_malformed_metadata_of_a_structure(malformed):
+    structure = as_checkpointable("net", {"v": pair()})
+    message = (
+        f"metadata of object 'net' must have a mapping of mappings as 'nested', got {malformed!r}"
+    )
+    with pytest.raises(CorruptCheckpointError, match=re.escape(message)):
+        structure.checkpoint_restore({"nested": malformed}, {}, slots="load")
 
 
 # independent_buffers

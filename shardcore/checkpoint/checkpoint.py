@@ -6,8 +6,14 @@ import os
 from pathlib import Path
 
 from shardcore.checkpoint.adapters import as_checkpointable
-from shardcore.checkpoint.directory import as_path, as_step
+from shardcore.checkpoint.directory import as_path, as_step, step_path
 from shardcore.checkpoint.reader import OpenStep
+from shardcore.checkpoint.several_processes import (
+    agree_on_step,
+    held_together,
+    restoring,
+    save_together,
+)
 from shardcore.checkpoint.sharding import ShardingCallback
 from shardcore.checkpoint.state import Checkpointable, RestorePlan, SavedTensor
 from shardcore.checkpoint.writer import write_step
@@ -24,7 +30,7 @@ class Checkpoint:
     Parameters
     ----------
     **objects : Checkpointable, numpy.ndarray, ShardedVariable, or a structure of arrays
-        At least one; a structure is a nested dict, list or tuple of arrays and variables. An
+        At least one; a structure is a nested dict, list, tuple or dataclass of all these. An
         engine saves its tables, their optimizer slots and its step counters; arrays and variables
         are restored in place and must have the saved shape and dtype.
 
@@ -76,6 +82,9 @@ class Checkpoint:
     ) -> Path:
         """Save all objects as one step, which becomes visible whole or not at all.
 
+        Where an object is held by several processes together, every one of them calls this; the
+        first of them writes, and the others return when the step is visible, or raise as it does.
+
         Parameters
         ----------
         root : path
@@ -115,7 +124,11 @@ class Checkpoint:
             name: (value.checkpoint_metadata(), value.checkpoint_tensors())
             for name, value in self._objects.items()
         }
-        return write_step(directory, number, objects, sharding_callback)
+        together = held_together(self._objects)
+        if together is None:
+            return write_step(directory, number, objects, sharding_callback)
+        save_together(together, directory, number, objects, sharding_callback)
+        return step_path(directory, number)
 
     def restore(self, path: str | os.PathLike[str], *, slots: str = "load") -> int:
         """Restore all objects, or raise and change none.
@@ -124,6 +137,9 @@ class Checkpoint:
         are in use, all bytes to be restored are verified before the first is replaced. They are
         verified again as they are loaded: storage that fails between the two raises, and leaves
         arrays and variables restored in part.
+
+        Where an object is held by several processes together, every one of them calls this, and
+        reads the files for itself.
 
         Parameters
         ----------
@@ -148,7 +164,9 @@ class Checkpoint:
         """
         if slots not in _SLOTS:
             raise ShardcoreValueError(f"slots must be 'load' or 'reset', got {slots!r}")
-        with OpenStep(path) as saved:
+        together = held_together(self._objects)
+        with restoring(together), OpenStep(path) as saved:
+            agree_on_step(together, saved)
             records = saved.manifest.objects
             missing = [name for name in self._objects if name not in records]
             if missing:

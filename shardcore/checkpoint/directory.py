@@ -43,6 +43,7 @@ __all__ = [
     "open_regular",
     "step_directory",
     "step_in_name",
+    "step_path",
     "steps",
 ]
 
@@ -69,6 +70,11 @@ def as_step(step: object) -> int:
 
 def _step_name(step: int) -> str:
     return f"step-{step:08d}"
+
+
+def step_path(root: Path, step: int) -> Path:
+    """Return where a step of a root is, or would be."""
+    return root / _step_name(step)
 
 
 def step_in_name(name: str) -> int | None:
@@ -244,7 +250,7 @@ class PendingStep:
     """
 
     def __init__(self, root: Path, step: int) -> None:
-        self.final = root / _step_name(step)
+        self.final = step_path(root, step)
         self._root = root
         self._step = step
         self._path = root / f".tmp-{step:08d}-{secrets.token_hex(8)}"

@@ -325,13 +325,13 @@ loop.append(loop)
             {"x": 3},
             ShardcoreTypeError,
             "object 'x' must be Checkpointable, an array, a ShardedVariable, or a nested dict, "
-            "list or tuple of arrays, got int",
+            "list, tuple or dataclass of these, got int",
         ),
         (
             {"x": {"a": [None]}},
             ShardcoreTypeError,
             "object 'x', tensor 'a/0' must be Checkpointable, an array, a ShardedVariable, or a "
-            "nested dict, list or tuple of arrays, got NoneType",
+            "nested dict, list, tuple or dataclass of these, got NoneType",
         ),
         ({"x": loop}, ShardcoreValueError, "object 'x', tensor '0' contains itself"),
         (
