@@ -14,11 +14,12 @@ FLOORS = {
     "kernels": "_core",
     "values": (
         "errors dtypes shapes offsets layout arrays ragged inputs hashing config structure "
-        "partitioners partitioned_variables initializers optimizer table_names creation schedules "
+        "partitioners partitioned_variables initializers hyper_parameters slots optimizer "
+        "initial_slots table_names creation schedules id_laws "
         "instruction_set"
     ),
     "store": "store reference",
-    "seams": "batch backend hookspecs registry optimizers",
+    "seams": "together batch backend hookspecs registry optimizers model_file",
     "engine": (
         "row_store indexing scattering whole_array variable lookup feature_input table_plan "
         "embedding embedding_state embedding_config in_flight learning_rates pipeline checkpoint "
@@ -28,7 +29,7 @@ FLOORS = {
     "doors": "__init__ cli info demo testing",
 }
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS.values()) for name in names.split()}
-PLUGINS = ("shardcore_cpu", "shardcore_sim", "shardcore_optimizers")
+PLUGINS = ("shardcore_cpu", "shardcore_pjrt", "shardcore_sim", "shardcore_optimizers")
 
 
 def room(module):

@@ -15,7 +15,6 @@ from shardcore_sim.backend import SimBackend
 from shardcore_sim.cost import CostModel
 from shardcore_sim.estimate import Estimate, simulate
 from shardcore_sim.report import imbalance
-from shardcore_sim.workload import IdLaw, example_model, load_model
 
 import shardcore as sc
 from shardcore.config import FeatureConfig, TableConfig
@@ -24,8 +23,8 @@ from shardcore.errors import (
     ShardcoreTypeError,
     ShardcoreValueError,
     UnavailableError,
-    UnknownPluginError,
 )
+from shardcore.model_file import example_model, load_model
 
 SMALL = """
 batch = 37
@@ -161,113 +160,6 @@ sys.exit(code)
     assert (rows[0][4:7], rows[0][8]) == (["0.00", "0.00", "0"], "209.085")
     assert float(rows[3][1]) < float(rows[0][1]) / 4  # 8 hosts are 4 times as fast as one
     assert float(rows[12][7]) > 8  # hot rows of small tables
-
-
-# --- ids -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("law", ["uniform", "zipf:0", "zipf:1", "zipf:1.2", "reuse:2021"])
-@pytest.mark.parametrize("rows", [1, 2, 7, 10**9])
-def test_ids_are_rows(law, rows):
-    ids = IdLaw(law).draw(np.random.default_rng(0), 1000, rows)
-    assert ids.shape == (1000,)
-    assert ids.dtype == np.int64
-    assert ids.min() >= 0
-    assert ids.max() < rows
-    again = IdLaw(law).draw(np.random.default_rng(0), 1000, rows)
-    np.testing.assert_array_equal(ids, again)
-
-
-@pytest.mark.parametrize("exponent", [0.8, 1.0, 1.3])
-def test_zipf_ids_follow_their_law(exponent):
-    rows, count = 1000, 400_000
-    ids = IdLaw(f"zipf:{exponent}").draw(np.random.default_rng(1), count, rows)
-    shares = np.sort(np.bincount(ids, minlength=rows))[::-1] / count
-    edges = np.arange(1, rows + 2, dtype=float)
-    power = 1 - exponent
-    mass = np.log(edges) if exponent == 1.0 else (edges**power - 1) / power
-    law = np.diff(mass) / mass[-1]
-    np.testing.assert_allclose(shares[:10], law[:10], rtol=0.05)
-    assert np.abs(shares - law).sum() < 0.05
-    hottest = np.argsort(np.bincount(ids, minlength=rows))[::-1][:10]
-    assert (np.abs(np.diff(hottest)) > 1).all()  # scattered
-
-
-@pytest.mark.parametrize("year", ["2021", "2022"])
-def test_reused_ids_are_named_as_often_as_published(year):
-    from shardcore_sim.workload import _REUSE
-
-    count = 1 << 20
-    ids = IdLaw(f"reuse:{year}").draw(np.random.default_rng(2), count, 10**9)
-    times = np.bincount(np.unique(ids, return_inverse=True)[1])
-    bins = np.ceil(np.log2(times)).astype(int)
-    found = np.bincount(bins, weights=times, minlength=17) / count
-    np.testing.assert_allclose(found[:14], _REUSE[year][:14], atol=0.01)
-
-
-# --- the model's description ---------------------------------------------------------------------
-
-TABLE = '[[table]]\nname = "a"\nrows = 5\ndim = 2\n'
-
-
-@pytest.mark.parametrize(
-    ("text", "error", "message"),
-    [
-        ("batch = ", ShardcoreValueError, "is no TOML: "),
-        ("batch = 3", ShardcoreValueError, "must have at least one [[table]]"),
-        (TABLE, ShardcoreValueError, ": the key 'batch' is missing"),
-        ("batch = 0\n" + TABLE, ShardcoreValueError, ": batch must be an integer >= 1, got 0"),
-        ("batch = 2.0\n" + TABLE, ShardcoreTypeError, ": batch must be an integer >= 1, got 2.0"),
-        ("batch = 2\nsize = 1\n" + TABLE, ShardcoreValueError,
-         ": unknown key 'size'; known are batch, optimizer, ids, table"),
-        ('batch = 2\noptimizer = "Adagrat"\n' + TABLE, UnknownPluginError,
-         ": unknown optimizer 'Adagrat'"),
-        ('batch = 2\nids = "zip"\n' + TABLE, ShardcoreValueError,
-         ": ids must be 'uniform', 'zipf:<exponent>', 'reuse:2021' or 'reuse:2022', got 'zip'"),
-        ("batch = 2\nids = 3\n" + TABLE, ShardcoreTypeError,
-         ": ids must be 'uniform', 'zipf:<exponent>', 'reuse:2021' or 'reuse:2022', got 3"),
-        ('batch = 2\nids = "zipf:x"\n' + TABLE, ShardcoreValueError,
-         ": ids must be 'uniform', 'zipf:<exponent>', 'reuse:2021' or 'reuse:2022', got 'zipf:x'"),
-        ('batch = 2\nids = "zipf:-1"\n' + TABLE, ShardcoreValueError,
-         ": the exponent of zipf ids must be a finite number >= 0, got -1.0"),
-        ("batch = 2\n" + TABLE + "size = 2", ShardcoreValueError,
-         ": table[0]: unknown key 'size'; known are name, rows, dim, hot, dtype, layout, "
-         "placement, exchange"),
-        ("batch = 2\n" + TABLE + TABLE.replace("rows = 5", ""), ShardcoreValueError,
-         ": table[1]: the key 'rows' is missing"),
-        ("batch = 2\ntable = [3]", ShardcoreTypeError,
-         ": table[0]: must be a table of TOML, got 3"),
-        ("batch = 2\n" + TABLE + TABLE, ShardcoreValueError, ": two tables are named 'a'"),
-        ("batch = 2\n" + TABLE.replace("5", "0"), ShardcoreValueError,
-         ": table[0]: rows must be an integer >= 1, got 0"),
-        ("batch = 2\n" + TABLE + "hot = true", ShardcoreTypeError,
-         ": table[0]: hot must be an integer >= 1, got True"),
-        ("batch = 2\n" + TABLE + 'placement = "rows"', ShardcoreValueError,
-         ": table[0]: placement must be"),
-    ],
-)  # fmt: skip
-def test_messages_of_models(write, text, error, message):
-    path = write(text)
-    with pytest.raises(error, match=f"^{re.escape(f'model {path}')}.*{re.escape(message)}") as info:
-        load_model(path, {"layout": "mod"})
-    assert info.type is error
-
-
-def test_a_model_that_is_not_there(tmp_path):
-    path = tmp_path / "none.toml"
-    with pytest.raises(ShardcoreOSError, match=re.escape(f"model {path} cannot be read: ")):
-        load_model(path)
-
-
-def test_what_a_model_says(write):
-    text = 'batch = 3\nids = "uniform"\n' + TABLE + 'dtype = "float16"\nplacement = "column"\n'
-    model = load_model(write(text + TABLE.replace('"a"', '"b"')), {"batch": 4, "dim": 8})
-    assert (model.batch, model.ids) == (4, IdLaw("uniform"))
-    first, second = (table.spec for table in model.tables)
-    assert (first.dtype, first.placement, first.dim) == (np.float16, "column", 8)
-    assert (second.dtype, second.placement, second.exchange) == (np.float32, "row", "exact")
-    assert second.optimizer == sc.optimizers.Adagrad()
-    assert [table.hot for table in model.tables] == [1, 1]
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from shardcore.dtypes import working_dtype
 from shardcore.layout import Layout
+from shardcore.model_file import Model, ModelTable
 from shardcore.shapes import as_count
 from shardcore_sim.cost import CostModel, as_cost
 from shardcore_sim.placement import home_layout, host_bytes
 from shardcore_sim.report import imbalance
-from shardcore_sim.workload import Model, ModelTable
 
 __all__ = ["HOSTS", "Estimate", "simulate"]
 
@@ -208,8 +208,8 @@ class _Table:
 class _Step:
     """The lookup and the apply of a step on a number of hosts."""
 
-    def __init__(self, hosts: int, cost: CostModel, training: bool) -> None:
-        self.hosts, self.cost, self.training = hosts, cost, training
+    def __init__(self, hosts: int, cost: CostModel) -> None:
+        self.hosts, self.cost = hosts, cost
         count = min(hosts, _SAMPLED)
         self.sampled = np.arange(count) * hosts // count
         self.lookup, self.apply = _Stages(hosts), _Stages(hosts)
@@ -258,7 +258,7 @@ class _Step:
             self.lookup.send(0, asked, _ID)
             self.lookup.send(1, asked, table.row_bytes, back=True)
             self.serve(self.asked(homes.unique), table.row_bytes)
-        if self.training:
+        if spec.optimizer is not None:
             self._train(table, homes, layout)
 
     def _pool(self, table: _Table, homes: _Counts) -> None:
@@ -385,7 +385,7 @@ def simulate(
 
     Examples
     --------
-    >>> from shardcore_sim.workload import example_model, load_model
+    >>> from shardcore.model_file import example_model, load_model
     >>> model = load_model(example_model(), {"batch": 64})
     >>> one, two = simulate(model, hosts=[1, 2])
     >>> one.bytes, two.bytes > 0, one.host_bytes // two.host_bytes
@@ -394,8 +394,7 @@ def simulate(
     cost = as_cost(cost)
     counts = [as_count(count, f"hosts[{at}]") for at, count in enumerate(hosts)]
     seed = as_count(seed, "seed", 0)
-    training = any(table.spec.optimizer is not None for table in model.tables)
-    steps = [_Step(count, cost, training) for count in counts]
+    steps = [_Step(count, cost) for count in counts]
     held = [np.zeros(count, np.int64) for count in counts]
     for number, described in enumerate(model.tables):
         rng = np.random.default_rng((seed, number))

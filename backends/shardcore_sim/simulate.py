@@ -17,9 +17,9 @@ from shardcore.errors import (
     ShardcoreValueError,
     UnavailableError,
 )
+from shardcore.model_file import example_model, load_model
 from shardcore_sim.cost import CostModel, calibrate
 from shardcore_sim.estimate import HOSTS, Estimate, simulate
-from shardcore_sim.workload import example_model, load_model
 
 __all__ = ["add_arguments", "as_text", "main", "picture", "run"]
 
