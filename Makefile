@@ -3,8 +3,11 @@
 
 PYTHON ?= python3
 DEMO_ARGS ?=
+# What test-pjrt installs, and with which extras: "jax" in place of "tpu" leaves libtpu out.
+PJRT_FROM ?= --editable .
+PJRT_EXTRAS ?= test,tpu,example
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test test-pjrt lint bench clean
 
 .venv-demo/ready: pyproject.toml setup.py $(shell find shardcore backends plugins -name '*.p[yx][xdi]*' -o -name '*.h')
 	$(PYTHON) -m venv .venv-demo
@@ -18,12 +21,24 @@ DEMO_ARGS ?=
 	.venv-test/bin/python -m pip install --quiet --editable '.[demo,lint,test]'
 	touch $@
 
+.venv-pjrt/ready: pyproject.toml setup.py $(shell find shardcore backends plugins -name '*.p[yx][xdi]*' -o -name '*.h')
+	$(PYTHON) -m venv .venv-pjrt
+	.venv-pjrt/bin/python -m pip install --quiet --upgrade pip
+	.venv-pjrt/bin/python -m pip install --quiet $(PJRT_FROM)'[$(PJRT_EXTRAS)]'
+	touch $@
+
 demo: .venv-demo/ready  ## the main job
 	.venv-demo/bin/shardcore demo $(DEMO_ARGS)
 
 test: .venv-test/ready  ## all tests, doctests included
-	.venv-test/bin/python -P -m pytest --doctest-modules shardcore backends plugins
+	.venv-test/bin/python -P -m pytest --doctest-modules shardcore backends plugins \
+		--ignore=backends/shardcore_pjrt
 	.venv-test/bin/python -P -m pytest
+
+test-pjrt: .venv-pjrt/ready  ## the backend pjrt: on eight CPU devices, and compiled for TPUs without one
+	JAX_PLATFORMS=cpu .venv-pjrt/bin/python -P -m pytest --doctest-modules --pyargs shardcore_pjrt
+	JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=8 \
+		.venv-pjrt/bin/python -P -m pytest tests/pjrt
 
 lint: .venv-test/ready  ## style and types
 	.venv-test/bin/ruff check .
@@ -34,6 +49,6 @@ bench: .venv-test/ready  ## measure
 	.venv-test/bin/python -P -m pytest bench --benchmark-enable --benchmark-only
 
 clean:
-	rm -rf .venv-demo .venv-test build dist *.egg-info demo-output
+	rm -rf .venv-demo .venv-test .venv-pjrt build dist *.egg-info demo-output
 	find shardcore plugins -name '*.so' -delete
 	find shardcore plugins -name '*.c' -delete

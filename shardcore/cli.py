@@ -28,7 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        0 on success, 2 after an error, 130 after an interruption.
+        0 on success, 2 after an error, 130 after an interruption; or what a plugin's command
+        returns, whose help tells what it means.
 
     Raises
     ------
@@ -38,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         arguments = _parser(words).parse_args(words)
-        arguments.run(arguments)
+        code: int | None = arguments.run(arguments)
     except ShardcoreError as error:
         print(f"shardcore: error: {' '.join(str(error).split())}", file=sys.stderr)
         return _FAILED
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         saved = str(interruption) or "no checkpoint was saved"
         print(f"shardcore: interrupted: {saved}", file=sys.stderr)
         return _INTERRUPTED
-    return 0
+    return code or 0
 
 
 def _parser(words: Sequence[str]) -> argparse.ArgumentParser:

@@ -135,7 +135,8 @@ class CommandSpec:
         What it does, for the list of commands.
     module : str
         A module with ``add_arguments(parser)`` and ``run(arguments)``, imported only when the
-        command line names the command.
+        command line names the command. `run` returns the exit code, or None for 0; errors of
+        shardcore that it raises are shown and become 2.
 
     Raises
     ------

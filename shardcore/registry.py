@@ -394,9 +394,9 @@ def get_backend(name: str | None = None, **options: Any) -> Backend:
 
     Examples
     --------
-    >>> get_backend("abacus")
+    >>> get_backend("abacus")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    shardcore.errors.UnknownPluginError: unknown backend 'abacus'; available: cpu, sim
+    shardcore.errors.UnknownPluginError: unknown backend 'abacus'; available: cpu, ...
     """
     origin = ""
     if name is None:
@@ -497,7 +497,7 @@ def commands() -> list[CommandSpec]:
     Examples
     --------
     >>> [command.name for command in commands()]
-    ['simulate']
+    ['plan', 'simulate']
     """
     found = _discovered().commands
     return [_only(name, "command", provided).spec for name, provided in found.items()]
@@ -509,6 +509,6 @@ def plugins() -> list[PluginInfo]:
     Examples
     --------
     >>> [plugin.name for plugin in plugins() if plugin.first_party]
-    ['shardcore_cpu', 'shardcore_optimizers', 'shardcore_sim']
+    ['shardcore_cpu', 'shardcore_optimizers', 'shardcore_pjrt', 'shardcore_sim']
     """
     return list(_discovered().plugins)

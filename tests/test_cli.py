@@ -29,6 +29,7 @@ def test_info_tells_versions_kernels_backends_and_plugins(capsys: pytest.Capture
     assert f"threads        {sc.get_num_threads()}" in lines
     assert "  cpu: available (from shardcore:shardcore_cpu)" in lines
     assert "  sim: available (from shardcore:shardcore_sim)" in lines
+    assert len([line for line in lines if line.endswith(" (from shardcore:shardcore_pjrt)")]) == 2
     assert any(line.startswith("  shardcore:shardcore_optimizers ") for line in lines)
 
 
@@ -151,7 +152,7 @@ def test_an_interruption_is_code_130_and_one_line(
 def test_the_command_line_loads_nothing_that_only_the_demo_needs():
     program = (
         "import sys; from shardcore.cli import main; main(['info']); "
-        "print([name for name in ('matplotlib', 'tqdm') if name in sys.modules])"
+        "print([name for name in ('matplotlib', 'tqdm', 'jax') if name in sys.modules])"
     )
     output = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True

@@ -49,6 +49,27 @@ def provided(*more):
     return tuple(sorted([*FIRST_PARTY, *more]))
 
 
+def importable(module):
+    return importlib.util.find_spec(module) is not None
+
+
+BACKENDS = ("cpu", "pjrt", "sim", "tpu")
+NOT_USABLE = {}
+if not importable("jax"):
+    NOT_USABLE = dict.fromkeys(
+        ("pjrt", "tpu"), "jax is not installed; pip install 'shardcore[jax]'"
+    )
+elif not importable("libtpu"):
+    NOT_USABLE["tpu"] = (
+        "libtpu, which jax needs for TPUs, is not installed; pip install 'shardcore[tpu]'"
+    )
+
+
+def usable(*more):
+    """Return, as a message does, the backends that can be used here: ours and a plugin's."""
+    return ", ".join(sorted([*(name for name in BACKENDS if name not in NOT_USABLE), *more]))
+
+
 def python(
     code: str, *sites: str | Path, prelude: str = PRELUDE, flags: tuple[str, ...] = (), **env: str
 ) -> str:
@@ -97,7 +118,7 @@ print([name for name in sys.modules if "._update" in name])
 """
     printed = python(code, "good", prelude="").splitlines()
     assert printed == [
-        f"['acme', 'cpu', 'sim'] {provided('HeavyBall')}",
+        f"{['acme', *BACKENDS]} {provided('HeavyBall')}",
         "False",
         "[]",
         "[]",
@@ -125,9 +146,13 @@ for name, info in registry.backends().items():
     assert python(code).splitlines() == [
         "shardcore:shardcore_cpu True None",
         "shardcore:shardcore_optimizers True None",
+        "shardcore:shardcore_pjrt True None",
         "shardcore:shardcore_sim True None",
-        "cpu BackendInfo(available=True, reason=None, provider='shardcore:shardcore_cpu')",
-        "sim BackendInfo(available=True, reason=None, provider='shardcore:shardcore_sim')",
+        *(
+            f"{name} BackendInfo(available={name not in NOT_USABLE}, "
+            f"reason={NOT_USABLE.get(name)!r}, provider='shardcore:shardcore_{plugin}')"
+            for name, plugin in zip(BACKENDS, ("cpu", "pjrt", "sim", "pjrt"), strict=True)
+        ),
     ]
 
 
@@ -267,7 +292,7 @@ except AttributeError as error:
     print(isinstance(error, ShardcoreError), isinstance(error, ValueError))
 """
     assert python(code).splitlines() == [
-        "UnknownPluginError: unknown backend 'gpu'; available: cpu, sim",
+        f"UnknownPluginError: unknown backend 'gpu'; available: {usable()}",
         f"UnknownPluginError: unknown optimizer 'Adamm'; available: {', '.join(provided())}",
         f"UnknownOptimizerError: unknown optimizer 'Adamm'; available: {', '.join(provided())}",
         "UnknownOptimizerError: module 'shardcore.optimizers' has no attribute '_private'",
@@ -278,13 +303,15 @@ except AttributeError as error:
 
 def test_unknown_name_from_the_environment():
     code = "shown(registry.get_backend)"
-    text = "UnknownPluginError: unknown backend 'gpu' (from SHARDCORE_BACKEND); available: cpu, sim"
+    text = (
+        f"UnknownPluginError: unknown backend 'gpu' (from SHARDCORE_BACKEND); available: {usable()}"
+    )
     assert python(code, SHARDCORE_BACKEND="gpu") == text
 
 
 def test_unknown_name_lists_what_is_available_here_only():
     code = "shown(registry.get_backend, 'gpu')"
-    text = "UnknownPluginError: unknown backend 'gpu'; available: cpu, sim, torn, usable"
+    text = f"UnknownPluginError: unknown backend 'gpu'; available: {usable('torn', 'usable')}"
     assert python(code, "unavailable") == text
 
 
@@ -332,9 +359,9 @@ shown(registry.get_backend, "gpu")
 shown(registry.get_optimizer, "Adamm")
 """
     assert python(code, "broken", "good").splitlines() == [
-        "red ['acme', 'cpu', 'sim']",
+        f"red {['acme', *BACKENDS]}",
         "['broken-plugin:torn']",
-        "UnknownPluginError: unknown backend 'gpu'; available: acme, cpu, sim",
+        f"UnknownPluginError: unknown backend 'gpu'; available: {usable('acme')}",
         BROKEN,
         "UnknownPluginError: unknown optimizer 'Adamm'; "
         f"available: {', '.join(provided('HeavyBall'))}",
@@ -369,7 +396,7 @@ except ShardcoreError as error:
 def test_misspelt_hook_is_a_failure_of_its_plugin():
     code = "shown(registry.get_backend, 'spelling')"
     first, second = python(code, "misspelt", "good").splitlines()
-    assert first == "UnknownPluginError: unknown backend 'spelling'; available: acme, cpu, sim"
+    assert first == f"UnknownPluginError: unknown backend 'spelling'; available: {usable('acme')}"
     assert second.startswith(
         "plugin misspelt-plugin:misspelt (misspelt-plugin 0.1) could not be loaded: "
         "PluginValidationError: unknown hook 'shardcore_optimisers' in plugin"
@@ -400,7 +427,7 @@ print(sorted(registry.backends()), registry.optimizers())
         "shardcore_optimizers or shardcore_commands with @hookimpl",
         "wrong ShardcoreTypeError: shardcore_backends() must yield BackendSpec records, got "
         "OptimizerSpec(name='Wrong', factory=<class 'dict'>)",
-        f"['cpu', 'sim'] {provided()}",
+        f"{[*BACKENDS]} {provided()}",
     ]
 
 
@@ -481,7 +508,7 @@ print(optimizers.SGD(), sorted(registry.backends()))
 print([plugin.identity for plugin in registry.plugins() if not plugin.first_party])
 """
     assert python(code, "clash", "good", "broken", SHARDCORE_PLUGINS="").splitlines() == [
-        "SGD(learning_rate=0.01) ['cpu', 'sim']",
+        f"SGD(learning_rate=0.01) {[*BACKENDS]}",
         "[]",
     ]
 
@@ -496,6 +523,7 @@ print(registry.backends()["sim"].provider, "shardcore_fast" in registry.backends
     assert python(code, "reserved").splitlines() == [
         "shardcore:shardcore_cpu None",
         "shardcore:shardcore_optimizers None",
+        "shardcore:shardcore_pjrt None",
         "shardcore:shardcore_sim None",
         "hijack-plugin:shardcore_sim ShardcoreValueError: entry point 'shardcore_sim' is reserved: "
         + rule,
@@ -520,7 +548,7 @@ except ShardcoreError as error:
         "ModuleNotFoundError",
     ]
     code = "print(sorted(registry.backends()))"
-    assert python(code, "broken", SHARDCORE_STRICT_PLUGINS="0") == "['cpu', 'sim']"
+    assert python(code, "broken", SHARDCORE_STRICT_PLUGINS="0") == str([*BACKENDS])
 
 
 def test_plugins_setting_is_checked():

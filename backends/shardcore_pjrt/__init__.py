@@ -1,0 +1,65 @@
+"""TPU, GPU and CPU devices through PJRT, with JAX as its client.
+
+This module is the plugin; the backend itself is in `shardcore_pjrt.backend`, and JAX with it is
+loaded when the backend is asked for. Listing it reads metadata only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+from shardcore.hookspecs import BackendSpec, CommandSpec, hookimpl
+
+if TYPE_CHECKING:
+    import jax
+
+    from shardcore_pjrt.backend import PjrtBackend
+
+__all__ = ["shardcore_backends", "shardcore_commands"]
+
+
+@hookimpl
+def shardcore_backends() -> Iterator[BackendSpec]:
+    """Provide the backends ``"pjrt"`` and ``"tpu"``, which is the former on the platform TPU."""
+    yield BackendSpec("pjrt", factory=_make, unavailable=partial(_unavailable, "cpu"))
+    yield BackendSpec("tpu", factory=_make_tpu, unavailable=partial(_unavailable, "tpu"))
+
+
+@hookimpl
+def shardcore_commands() -> Iterator[CommandSpec]:
+    """Provide the command ``shardcore plan``."""
+    yield CommandSpec(
+        "plan",
+        "tell whether a model fits on a TPU topology, by compiling for it",
+        "shardcore_pjrt.plan",
+    )
+
+
+def _unavailable(platform: str) -> str | None:
+    from shardcore_pjrt.installation import unavailable
+
+    return unavailable(platform)
+
+
+def _make(
+    platform: str = "cpu",
+    devices: int | Sequence[jax.Device] | None = None,
+    lanes: int | None = None,
+    exchange: Literal["gather", "all_to_all"] | None = None,
+) -> PjrtBackend:
+    from shardcore_pjrt.installation import require
+
+    require(platform)  # told before the backend's own imports would fail less clearly
+    from shardcore_pjrt.backend import PjrtBackend
+
+    return PjrtBackend(platform, devices, lanes, exchange)
+
+
+def _make_tpu(
+    devices: int | Sequence[jax.Device] | None = None,
+    lanes: int | None = None,
+    exchange: Literal["gather", "all_to_all"] | None = None,
+) -> PjrtBackend:
+    return _make("tpu", devices, lanes, exchange)

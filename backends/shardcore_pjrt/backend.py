@@ -1,0 +1,454 @@
+"""The backend of PJRT devices: TPU, GPU or CPU, one program over all of them.
+
+A batch's ids are routed on the host, where sorting them is cheap and their number is known; the
+devices get lists of local rows and do two things with them, each a compiled program of its own:
+look rows up and combine them, or sum gradients and update rows in place. Activations stay on the
+devices, and gradients may come from there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from numpy.typing import NDArray
+
+from shardcore.backend import Backend, TableBatch, TableSpec, TableUpdate
+from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
+from shardcore.layout import Layout
+from shardcore.store.rounding import rounds_by_chance, step_seed
+from shardcore.together import Together
+from shardcore_pjrt.activations import as_cut, trimmed
+from shardcore_pjrt.batch_parts import access_parts, batch_parts, table_parts, update_parts
+from shardcore_pjrt.device_table import DeviceTable
+from shardcore_pjrt.geometry import Geometry
+from shardcore_pjrt.installation import devices_of
+from shardcore_pjrt.lookup_program import lookup_program
+from shardcore_pjrt.lookup_route import route_lookup
+from shardcore_pjrt.placing import (
+    fetched,
+    on_mesh,
+    over_devices,
+    put,
+    resharding_program,
+    whole,
+)
+from shardcore_pjrt.processes import processes_of
+from shardcore_pjrt.programs import Programs
+from shardcore_pjrt.refusals import Refusals
+from shardcore_pjrt.strategy import Exchange, choose_exchange, update_exchange
+from shardcore_pjrt.update_program import update_program
+from shardcore_pjrt.update_route import UpdateRoute, route_update
+
+__all__ = ["PjrtBackend"]
+
+_SUPPORTED = ("float32", "float16", "bfloat16")
+_TPU_LANES = 128
+
+
+class PjrtBackend(Backend):
+    """Tables on the devices of one PJRT platform, cut over all of them.
+
+    They may be devices of several processes, which the user has started and joined by
+    ``jax.distributed.initialize``; then every process makes the same calls with the same batches,
+    from one thread, and each raises an error if they do not.
+
+    Parameters
+    ----------
+    platform : str, default "cpu"
+        ``"tpu"``, ``"cuda"``, ``"cpu"``, or the name of any PJRT plug-in that JAX has found.
+    devices : int or sequence of jax.Device, optional
+        How many of the platform's devices, or which. None: all of them.
+    lanes : int, optional
+        Columns of a line that narrow rows are packed into. None: 128 on TPU, which stores nothing
+        narrower, and 1, for no packing, elsewhere.
+    exchange : {"gather", "all_to_all"}, optional
+        How rows of row-wise tables reach the devices that asked. None: as `choose_exchange` says.
+
+    Attributes
+    ----------
+    mesh : jax.sharding.Mesh
+        Of one axis, "x": how activations are cut, by sample.
+
+    Raises
+    ------
+    UnavailableError, ShardcoreValueError, ShardcoreTypeError
+        If JAX or the platform is missing or broken, or an argument breaks its rule.
+
+    Examples
+    --------
+    >>> import shardcore as sc
+    >>> backend = sc.get_backend("pjrt", platform="cpu", devices=1)
+    >>> backend.num_hosts
+    1
+    """
+
+    name = "pjrt"
+    quantizes = True
+    device_arrays = True
+
+    def __init__(
+        self,
+        platform: str = "cpu",
+        devices: Any = None,
+        lanes: int | None = None,
+        exchange: Exchange | None = None,
+    ) -> None:
+        super().__init__()
+        used = devices_of(platform, devices)
+        if lanes is None:
+            lanes = _TPU_LANES if platform == "tpu" else 1
+        if isinstance(lanes, bool) or not isinstance(lanes, int) or lanes not in (1, _TPU_LANES):
+            raise ShardcoreValueError(f"lanes must be 1 or {_TPU_LANES}, got {lanes!r}")
+        if exchange not in (None, "gather", "all_to_all"):
+            raise ShardcoreValueError(
+                f"exchange must be None, 'gather' or 'all_to_all', got {exchange!r}"
+            )
+        self.platform = platform
+        self.mesh = Mesh(np.array(used), ("x",))
+        self._lanes = lanes
+        self._exchange = exchange
+        self._processes = processes_of(self.mesh)
+        own = used[0].client.process_index()
+        if own not in self._processes.numbers:
+            raise ShardcoreValueError(
+                f"devices must hold at least one of this process, which is process {own}: "
+                f"those given are of process {', '.join(map(str, self._processes.numbers))}"
+            )
+        if self._processes.several and platform == "cpu":
+            _warn_without_time_limit()
+        self._programs = Programs()
+        self._tables: dict[str, DeviceTable] = {}
+        self._refusals = Refusals(self.mesh, self._programs)
+        # Programs over the same devices must start in one order on all of them, hence one lock.
+        self._lock = self._processes.lock if self._processes.several else threading.RLock()
+
+    @property
+    def together(self) -> Together | None:
+        """The processes that hold the tables, if there are several."""
+        return self._processes if self._processes.several else None
+
+    @property
+    def num_hosts(self) -> int:
+        """How many devices samples and rows are cut over."""
+        return int(self.mesh.size)
+
+    def layout(self, table: str) -> Layout:
+        """Return which device, as a shard, holds which row.
+
+        Rows of placement "column" or "replicated" are on every device, in part or as a whole; they
+        are told as those of the first.
+        """
+        held = self._tables[table]
+        if held.spec.placement == "row":
+            return held.geometry.layout
+        home = list(self.mesh.devices.flat).index(held.mesh.devices.flat[0])
+        sizes = [0] * self.num_hosts
+        sizes[home] = held.spec.num_rows
+        return Layout.from_sizes(sizes)
+
+    # --- tables ----------------------------------------------------------------------------------
+
+    def create_table(self, spec: TableSpec) -> None:
+        """Create rows and slots on the devices.
+
+        Constants are filled in there; other initial values are made on the host, in pieces, since
+        they are the same to the bit on every backend.
+
+        Raises
+        ------
+        ShardcoreTypeError
+            If the table or a slot is of float64, which JAX has not unless all of the program
+            changes to it.
+        ShardcoreValueError
+            If it is to exchange partial sums, or a shard has 2**31 rows or more; or, over several
+            processes, if it is to lie on one device, or is another table in another process.
+        """
+        if spec.dtype.name not in _SUPPORTED:
+            raise ShardcoreTypeError(
+                f"table {spec.name!r} must be of {', '.join(_SUPPORTED[:-1])} or {_SUPPORTED[-1]} "
+                f"on backend {self.name!r}, got {spec.dtype.name}"
+            )
+        for slot in spec.optimizer.slots if spec.optimizer is not None else ():
+            dtype = slot.storage_dtype(spec.dtype)
+            if dtype.name not in _SUPPORTED:
+                raise ShardcoreTypeError(
+                    f"slot {slot.name!r} of table {spec.name!r} must be of "
+                    f"{', '.join(_SUPPORTED[:-1])} or {_SUPPORTED[-1]} on backend {self.name!r}, "
+                    f"got {dtype.name}"
+                )
+        if spec.exchange != "exact":
+            raise ShardcoreValueError(
+                f"table {spec.name!r} must have exchange 'exact' on backend {self.name!r}, "
+                f"got {spec.exchange!r}"
+            )
+        if spec.placement == "table" and self._processes.several:
+            raise ShardcoreValueError(
+                f"table {spec.name!r} must have placement 'row', 'column' or 'replicated' on "
+                f"devices of {len(self._processes.numbers)} processes, got 'table'"
+            )
+        with self._lock:
+            options = repr((self.platform, self._lanes, self._exchange))
+            self._processes.agree(
+                "create_table", [("options of the backend", options), *table_parts(spec)]
+            )
+            mesh = self.mesh
+            if spec.placement == "table" and mesh.size > 1:
+                mesh = Mesh(np.array([self._emptiest()]), ("x",))
+            try:
+                geometry = Geometry(
+                    spec.num_rows, spec.dim, mesh.size, spec.placement, self._lanes, spec.layout
+                )
+            except ShardcoreValueError as error:
+                raise ShardcoreValueError(f"table {spec.name!r}: {error}") from error
+            self._tables[spec.name] = DeviceTable(mesh, geometry, spec, self._programs)
+            self.specs[spec.name] = spec
+
+    def _emptiest(self) -> jax.Device:
+        """Return the device that holds the fewest bytes; the first of several."""
+        held = dict.fromkeys(self.mesh.devices.flat, 0)
+        for table in self._tables.values():
+            share = table.nbytes // table.mesh.size
+            for device in table.mesh.devices.flat:
+                held[device] += share
+        return min(held, key=lambda device: held[device])
+
+    def drop_table(self, table: str) -> None:
+        """Forget a table; its memory goes with the last program that uses it."""
+        with self._lock:
+            del self._tables[table]
+            del self.specs[table]
+
+    def gather(self, table: str, slot: str | None, rows: NDArray[np.int64]) -> NDArray[Any]:
+        """Return copies of rows in request order."""
+        with self._lock:
+            self._refusals.settle()
+            self._processes.agree("gather", access_parts(table, slot, rows))
+            return self._tables[table].gather(slot, rows)
+
+    def scatter(
+        self, table: str, slot: str | None, rows: NDArray[np.int64], values: NDArray[Any]
+    ) -> None:
+        """Overwrite distinct rows."""
+        with self._lock:
+            self._refusals.settle()
+            self._processes.agree("scatter", access_parts(table, slot, rows, values))
+            self._tables[table].scatter(slot, rows, values)
+
+    # --- lookup ----------------------------------------------------------------------------------
+
+    def lookup(self, batches: Sequence[TableBatch]) -> list[list[Any]]:
+        """Return the activations of every feature as arrays on the devices.
+
+        They are cut over the devices by bag where their number is a multiple of that of the
+        devices; else every device holds all of them.
+        """
+        prepared = [self._looked_up(batch) for batch in batches]
+        with self._lock:
+            self._refusals.settle()
+            self._processes.agree("lookup", batch_parts(batches))
+            found = [
+                [
+                    trimmed(self.mesh, self._programs, padded, bags.num_bags)
+                    for bags, padded in zip(
+                        batch.features, program(table.rows, arrays), strict=True
+                    )
+                ]
+                for batch, (table, program, arrays) in zip(batches, prepared, strict=True)
+            ]
+        for batch in batches:  # while the devices look up
+            if batch.training:
+                batch.route = self._update_route(batch, (True,) * len(batch.features))
+        return found
+
+    def _looked_up(self, batch: TableBatch) -> tuple[DeviceTable, Any, dict[str, jax.Array]]:
+        """Return what a table's lookup is done with: its program, and the lists it takes."""
+        table = self._tables[batch.table]
+        geometry = table.geometry
+        route = route_lookup(geometry, batch.features, self._exchange_of(geometry))
+        quantization = table.spec.quantization
+        program = self._programs.get(
+            lookup_program, table.mesh, geometry, route.shape, quantization, table.spec.dtype
+        )
+        return table, program, self._lists(table, route.arrays)
+
+    def _lists(self, table: DeviceTable, arrays: dict[str, NDArray[Any]]) -> dict[str, jax.Array]:
+        """Put the lists of a route on the devices: those with a part per device are cut."""
+        cut, all_of_it = over_devices(table.mesh), whole(table.mesh)
+        shardings = {
+            name: cut if array.ndim and array.shape[0] == table.mesh.size else all_of_it
+            for name, array in arrays.items()
+        }
+        return put(arrays, shardings)
+
+    def _exchange_of(self, geometry: Geometry) -> Exchange:
+        if self._exchange is not None and geometry.placement == "row" and geometry.devices > 1:
+            return self._exchange
+        return choose_exchange(
+            geometry.devices, geometry.placement, geometry.num_rows, self.platform
+        )
+
+    # --- update ----------------------------------------------------------------------------------
+
+    def takes_gradient(self, gradient: object) -> bool:
+        """Return whether `gradient` is a JAX array on devices of this backend.
+
+        Over several processes one that a process has for itself is read like any host array.
+        """
+        if not isinstance(gradient, jax.Array):
+            return False
+        if self._processes.several:
+            return bool(not gradient.is_fully_addressable)
+        return bool(gradient.sharding.device_set <= set(self.mesh.devices.flat))
+
+    def apply(self, updates: Sequence[TableUpdate]) -> None:
+        """Update each touched row once, in place; returns before the devices have done so.
+
+        Raises
+        ------
+        UpdateRefusedError
+            If an earlier update was refused.
+        ShardcoreValueError
+            If a gradient lies on some, but not all, of the devices of several processes.
+        """
+        routes = [self._route_of(update) for update in updates]
+        with self._lock:
+            self._refusals.settle()
+            self._processes.agree("apply", update_parts(updates))
+            held = [self._with_gradients_at_hand(update) for update in updates]
+            go = self._refusals.test(held)
+            ready = [
+                self._ready(update, route, go)
+                for update, route in zip(held, routes, strict=True)
+                if route.unique_rows or route.shape.every_row
+            ]
+            # An optimizer that fails does so while it is traced: before any table has changed.
+            for _, program, arguments in ready:
+                self._programs.trace(program, arguments)
+            for table, program, arguments in ready:
+                table.replace(*program(*arguments))
+        for route in routes:
+            self.count_unique_rows(route.unique_rows)
+
+    def _with_gradients_at_hand(self, update: TableUpdate) -> TableUpdate:
+        """Return an update whose gradients on devices are on all devices of the mesh."""
+        gradients = []
+        for at, gradient in enumerate(update.gradients):
+            if isinstance(gradient, jax.Array):
+                held = gradient.sharding.device_set
+                if self._processes.several and held != set(self.mesh.devices.flat):
+                    name = update.unchecked[at] or f"gradient {at} of table {update.batch.table!r}"
+                    raise ShardcoreValueError(
+                        f"{name} must lie on all {self.num_hosts} devices of the backend's mesh, "
+                        f"or be of this process alone: it lies on {len(held)} devices of several"
+                    )
+                gradient = on_mesh(gradient, self.mesh)
+            gradients.append(gradient)
+        return dataclasses.replace(update, gradients=tuple(gradients))
+
+    def weight_dots(self, update: TableUpdate) -> list[NDArray[Any] | None]:
+        """Return, per feature with a gradient, each occurrence's row times its bag's gradient."""
+        with self._lock:
+            self._refusals.settle()
+            self._processes.agree("weight_dots", update_parts([update]))
+            held = self._with_gradients_at_hand(update)
+            show = resharding_program(whole(self.mesh))
+            gradients = tuple(
+                fetched(show(one)) if isinstance(one, jax.Array) else one for one in held.gradients
+            )
+            return super().weight_dots(dataclasses.replace(update, gradients=gradients))
+
+    def _route_of(self, update: TableUpdate) -> UpdateRoute:
+        if all(update.active) and update.batch.route is not None:
+            route: UpdateRoute = update.batch.route
+            return route
+        return self._update_route(update.batch, update.active)
+
+    def _update_route(self, batch: TableBatch, active: Sequence[bool]) -> UpdateRoute:
+        table = self._tables[batch.table]
+        optimizer = table.spec.optimizer
+        assert optimizer is not None, "the engine trains tables with an optimizer only"
+        features = [bags for bags, used in zip(batch.features, active, strict=True) if used]
+        exchange = update_exchange(self._exchange_of(table.geometry), optimizer.accumulate)
+        return route_update(
+            table.geometry, features, exchange, optimizer.accumulate, optimizer.lazy
+        )
+
+    def _ready(
+        self, update: TableUpdate, route: UpdateRoute, go: jax.Array
+    ) -> tuple[DeviceTable, Any, tuple[Any, ...]]:
+        """Return a table, the program that updates it, and what that is called with."""
+        table = self._tables[update.batch.table]
+        spec, mesh = table.spec, table.mesh
+        optimizer = spec.optimizer
+        assert optimizer is not None, "the engine trains tables with an optimizer only"
+        seed = 0
+        if rounds_by_chance(optimizer, spec.dtype):
+            seed = step_seed(spec.seed, update.step)
+        given = self._lists(table, route.arrays)
+        numbers = {
+            "hyper": np.array(update.hyper, np.float32),
+            "step": np.array(update.step, np.int32),
+            "seed": np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32),
+        }
+        placed = put(numbers, dict.fromkeys(numbers, whole(mesh)))
+        gradients = tuple(
+            as_cut(mesh, self._programs, gradient, bags * table.geometry.devices)
+            for gradient, bags in zip(
+                (one for one in update.gradients if one is not None), route.shape.bags, strict=True
+            )
+        )
+        if mesh is not self.mesh:
+            go = jax.device_put(go, whole(mesh))
+        program = self._programs.get(
+            update_program, mesh, table.geometry, route.shape, optimizer, spec.dtype
+        )
+        hyper, step, seeds = (placed[name] for name in numbers)
+        return (
+            table,
+            program,
+            (table.rows, table.slots, gradients, given, hyper, step, seeds, go),
+        )
+
+    # --- what can be seen ------------------------------------------------------------------------
+
+    def counters(self) -> dict[str, int]:
+        """Return what the backend has counted since it was made.
+
+        Returns
+        -------
+        dict of str to int
+            ``unique_rows``, as every backend, and ``programs``: the compiled programs it has used,
+            for lookups, updates, reads and writes; each is compiled once per process.
+        """
+        with self._lock:
+            self._refusals.settle()
+            return {**super().counters(), "programs": self._programs.distinct}
+
+    def begin_restore(self) -> None:
+        """Hear of a refused update now, not in the midst of the restore."""
+        with self._lock:
+            self._refusals.settle()
+
+    def close(self) -> None:
+        """Give the tables back; raises if the last update was refused."""
+        with self._lock:
+            self._tables.clear()
+            super().close()
+            self._refusals.settle()
+
+
+def _warn_without_time_limit() -> None:
+    if "--xla_cpu_collective_timeout_seconds" not in os.environ.get("XLA_FLAGS", ""):
+        warnings.warn(
+            "devices of platform 'cpu' wait for ever for a process that is stuck: start every "
+            "process with XLA_FLAGS=--xla_cpu_collective_timeout_seconds=60 or the like",
+            stacklevel=4,
+        )

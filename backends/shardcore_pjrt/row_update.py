@@ -1,0 +1,233 @@
+"""The optimizer's pure form over lines of rows and slots, on one device.
+
+Lines are unpacked to rows, updated in float32 and packed again. Narrow rows, unpacked, take many
+times their memory on a TPU, hence in blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from shardcore.optimizer import Optimizer
+from shardcore.store.rounding import rounds_by_chance
+from shardcore_pjrt.device_rounding import round_by_chance
+from shardcore_pjrt.geometry import Geometry
+from shardcore_pjrt.placed_arrays import AXIS, as_lines, as_rows, bits_of, values_of
+
+__all__ = ["Batch", "RowUpdate"]
+
+Held: TypeAlias = tuple[jax.Array, dict[str, jax.Array]]
+"""Lines of the table and of each slot, as held: (n, line_width), or (n * rows_per_line,) of kind
+"row"."""
+
+_BLOCK_ROWS: Final = 16384
+"""Rows unpacked at a time: 8 MiB of each array where a row takes 128 lanes."""
+
+
+class Batch:
+    """What an update is made from, of the n lines that are held.
+
+    Attributes
+    ----------
+    received : array of float32
+        See `received_gradients`.
+    per_row : dict of str to array of int32, shape (n * rows_per_line,)
+        ``row_ids``: the row's number in the whole table, -1 where it stays as it is; where
+        gradients are not accumulated, ``first`` and ``count`` of its occurrences.
+    hyper : tuple of float32 scalars
+    step : int32 scalar
+    seed : array of uint32, shape (2,)
+    waves : int32 scalar, or None
+        The largest ``count``, where gradients are not accumulated.
+    go : bool scalar
+        False: nothing changes.
+    """
+
+    def __init__(
+        self,
+        received: jax.Array,
+        per_row: dict[str, jax.Array],
+        hyper: tuple[jax.Array, ...],
+        step: jax.Array,
+        seed: jax.Array,
+        waves: jax.Array | None,
+        go: jax.Array,
+    ) -> None:
+        self.received = received
+        self.per_row = per_row
+        self.hyper = hyper
+        self.step = step
+        self.seed = seed
+        self.waves = waves
+        self.go = go
+
+
+class RowUpdate:
+    """How rows of one table become new ones.
+
+    Parameters
+    ----------
+    geometry : Geometry
+    optimizer : Optimizer
+    dtype : numpy.dtype
+        The table's.
+    """
+
+    def __init__(self, geometry: Geometry, optimizer: Optimizer, dtype: np.dtype[Any]) -> None:
+        self._geometry = geometry
+        self._optimizer = optimizer
+        self._dtype = dtype
+        self._slots = {slot.name: slot for slot in optimizer.slots}
+        self._cut = geometry.devices > 1 and geometry.placement == "column"
+
+    def run(self, held: Held, batch: Batch) -> Held:
+        """Return new lines of the table and its slots; rows that are not touched keep their bits.
+
+        Parameters
+        ----------
+        held : tuple of (lines, dict of lines)
+            As stored.
+        batch : Batch
+        """
+        part, lines = self._geometry.rows_per_line, held[0].shape[0]
+        size = max(1, _BLOCK_ROWS // part)
+        if part == 1 or lines <= size:
+            return self._block(held, batch.received, batch.per_row, batch)
+
+        def block(at: jax.Array, held: Held) -> Held:
+            start = jnp.minimum(at * size, lines - size)  # the last block may overlap its neighbour
+
+            def cut(array: jax.Array) -> jax.Array:
+                scale = array.shape[0] // lines
+                return jax.lax.dynamic_slice_in_dim(array, start * scale, size * scale)
+
+            def put(array: jax.Array, new: jax.Array) -> jax.Array:
+                scale = array.shape[0] // lines
+                return jax.lax.dynamic_update_slice_in_dim(array, new, start * scale, 0)
+
+            per_row = {name: cut(array) for name, array in batch.per_row.items()}
+            done = at * size - start
+            fresh = jnp.arange(size * part, dtype=jnp.int32) >= done * part
+            per_row["row_ids"] = jnp.where(fresh, per_row["row_ids"], -1)
+            received = batch.received if batch.waves is not None else cut(batch.received)
+            new = self._block(jax.tree.map(cut, held), received, per_row, batch)
+            moved: Held = jax.tree.map(put, held, new)
+            return moved
+
+        updated: Held = jax.lax.fori_loop(0, -(-lines // size), block, held)
+        return updated
+
+    def _block(
+        self, held: Held, received: jax.Array, per_row: dict[str, jax.Array], batch: Batch
+    ) -> Held:
+        row_ids = per_row["row_ids"]
+        stored_rows = as_rows(held[0], self._geometry)
+        stored = {name: self._unpacked(name, slot) for name, slot in held[1].items()}
+        rows = self._whole(stored_rows, self._dtype)
+        slots = {name: self._widened(name, slot) for name, slot in stored.items()}
+        if batch.waves is None:
+            gradient = received if self._cut else as_rows(received, self._geometry)
+            new_rows, new_slots = self._updated(gradient, rows, slots, row_ids, batch)
+        else:
+            new_rows, new_slots = self._one_by_one(received, rows, slots, per_row, batch)
+        touched = (row_ids >= 0)[:, None]
+        narrow = bits_of(self._narrowed(new_rows, row_ids, batch.seed))
+        packed = {
+            name: self._packed(name, jnp.where(touched, self._stored(name, new_slots[name]), slot))
+            for name, slot in stored.items()
+        }
+        new = as_lines(jnp.where(touched, narrow, stored_rows), self._geometry), packed
+        # Here too where lines are written back: all rows may be held, and padding is to stay.
+        kept: Held = jax.tree.map(lambda ours, before: jnp.where(batch.go, ours, before), new, held)
+        return kept
+
+    # --- slots: stored as bits, worked on in float32 ---------------------------------------------
+
+    def _unpacked(self, name: str, slot: jax.Array) -> jax.Array:
+        element = self._slots[name].kind == "element"
+        return as_rows(slot, self._geometry) if element else slot[:, None]
+
+    def _packed(self, name: str, slot: jax.Array) -> jax.Array:
+        element = self._slots[name].kind == "element"
+        return as_lines(slot, self._geometry) if element else slot[:, 0]
+
+    def _widened(self, name: str, slot: jax.Array) -> jax.Array:
+        dtype = self._slots[name].storage_dtype(self._dtype)
+        if self._slots[name].kind == "element":
+            return self._whole(slot, dtype)
+        return values_of(slot, dtype).astype(jnp.float32)
+
+    def _stored(self, name: str, slot: jax.Array) -> jax.Array:
+        """Return a slot's new values, of the device's columns, as they are stored."""
+        own = self._own(slot) if self._slots[name].kind == "element" else slot
+        return bits_of(own.astype(self._slots[name].storage_dtype(self._dtype)))
+
+    # --- the optimizer ---------------------------------------------------------------------------
+
+    def _updated(
+        self,
+        gradient: jax.Array,
+        rows: jax.Array,
+        slots: Mapping[str, jax.Array],
+        row_ids: jax.Array,
+        batch: Batch,
+    ) -> tuple[jax.Array, Mapping[str, jax.Array]]:
+        update = self._optimizer.update
+        return update(gradient, rows, slots, batch.hyper, batch.step, row_ids)
+
+    def _one_by_one(
+        self,
+        received: jax.Array,
+        rows: jax.Array,
+        slots: Mapping[str, jax.Array],
+        per_row: dict[str, jax.Array],
+        batch: Batch,
+    ) -> tuple[jax.Array, Mapping[str, jax.Array]]:
+        """Update each row once per occurrence: all that have a first one, then a second, ..."""
+        first, count, row_ids = per_row["first"], per_row["count"], per_row["row_ids"]
+
+        def wave(turn: jax.Array, held: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
+            chosen = turn < count
+            at = jnp.where(chosen, first + turn, received.shape[0])
+            gradient = received.at[at].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+            new = self._updated(gradient, *held, row_ids, batch)
+            moved: tuple[jax.Array, Any] = jax.tree.map(
+                lambda ours, before: jnp.where(chosen[:, None], ours, before), new, held
+            )
+            return moved
+
+        updated: tuple[jax.Array, Any] = jax.lax.fori_loop(0, batch.waves, wave, (rows, slots))
+        return updated
+
+    # --- whole rows, and the device's columns of them --------------------------------------------
+
+    def _whole(self, rows: jax.Array, dtype: np.dtype[Any]) -> jax.Array:
+        """Return stored rows in float32, with the columns of all devices: norms need them."""
+        if self._cut:
+            rows = jax.lax.all_gather(rows, AXIS, axis=1, tiled=True)[:, : self._geometry.dim]
+        return values_of(rows, dtype).astype(jnp.float32)
+
+    def _own(self, rows: jax.Array) -> jax.Array:
+        """Return the device's columns of whole rows."""
+        if not self._cut:
+            return rows
+        columns = self._geometry.columns
+        padding = self._geometry.devices * columns - rows.shape[1]
+        padded = jnp.pad(rows, ((0, 0), (0, padding)))
+        return jax.lax.dynamic_slice_in_dim(padded, self._first_column(), columns, axis=1)
+
+    def _first_column(self) -> jax.Array:
+        return jax.lax.axis_index(AXIS) * self._geometry.columns if self._cut else jnp.int32(0)
+
+    def _narrowed(self, rows: jax.Array, row_ids: jax.Array, seed: jax.Array) -> jax.Array:
+        """Return the device's columns in the dtype of the table, rounded as the optimizer says."""
+        own = self._own(rows)
+        if not rounds_by_chance(self._optimizer, self._dtype):
+            return own.astype(self._dtype)
+        columns = self._first_column() + jnp.arange(own.shape[1], dtype=jnp.int32)
+        return round_by_chance(own, self._dtype, row_ids, columns, seed)
