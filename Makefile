@@ -38,7 +38,7 @@ test: .venv-test/ready  ## all tests, doctests included
 test-pjrt: .venv-pjrt/ready  ## the backend pjrt: on eight CPU devices, and compiled for TPUs without one
 	JAX_PLATFORMS=cpu .venv-pjrt/bin/python -P -m pytest --doctest-modules --pyargs shardcore_pjrt
 	JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=8 \
-		.venv-pjrt/bin/python -P -m pytest tests/pjrt
+		.venv-pjrt/bin/python -P -m pytest tests/pjrt bench/bench_pjrt.py
 
 lint: .venv-test/ready  ## style and types
 	.venv-test/bin/ruff check .

@@ -13,11 +13,11 @@ import os
 import threading
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from numpy.typing import NDArray
 
 from shardcore.backend import Backend, TableBatch, TableSpec, TableUpdate
@@ -51,6 +51,13 @@ __all__ = ["PjrtBackend"]
 
 _SUPPORTED = ("float32", "float16", "bfloat16")
 _TPU_LANES = 128
+
+
+class _Routed(NamedTuple):
+    """What an update needs to know of its batch, and the lists of it that devices have."""
+
+    route: UpdateRoute
+    lists: dict[str, jax.Array]
 
 
 class PjrtBackend(Backend):
@@ -265,7 +272,7 @@ class PjrtBackend(Backend):
             ]
         for batch in batches:  # while the devices look up
             if batch.training:
-                batch.route = self._update_route(batch, (True,) * len(batch.features))
+                batch.route = self._routed(batch, (True,) * len(batch.features))
         return found
 
     def _looked_up(self, batch: TableBatch) -> tuple[DeviceTable, Any, dict[str, jax.Array]]:
@@ -324,18 +331,23 @@ class PjrtBackend(Backend):
             self._processes.agree("apply", update_parts(updates))
             held = [self._with_gradients_at_hand(update) for update in updates]
             go = self._refusals.test(held)
+            moving = [
+                (update, routed)
+                for update, routed in zip(held, routes, strict=True)
+                if routed.route.unique_rows or routed.route.shape.every_row
+            ]
+            numbers = self._numbers([update for update, _ in moving])
             ready = [
-                self._ready(update, route, go)
-                for update, route in zip(held, routes, strict=True)
-                if route.unique_rows or route.shape.every_row
+                self._ready(update, routed, own, go)
+                for (update, routed), own in zip(moving, numbers, strict=True)
             ]
             # An optimizer that fails does so while it is traced: before any table has changed.
             for _, program, arguments in ready:
                 self._programs.trace(program, arguments)
             for table, program, arguments in ready:
                 table.replace(*program(*arguments))
-        for route in routes:
-            self.count_unique_rows(route.unique_rows)
+        for routed in routes:
+            self.count_unique_rows(routed.route.unique_rows)
 
     def _with_gradients_at_hand(self, update: TableUpdate) -> TableUpdate:
         """Return an update whose gradients on devices are on all devices of the mesh."""
@@ -365,57 +377,70 @@ class PjrtBackend(Backend):
             )
             return super().weight_dots(dataclasses.replace(update, gradients=gradients))
 
-    def _route_of(self, update: TableUpdate) -> UpdateRoute:
+    def _route_of(self, update: TableUpdate) -> _Routed:
         if all(update.active) and update.batch.route is not None:
-            route: UpdateRoute = update.batch.route
-            return route
-        return self._update_route(update.batch, update.active)
+            routed: _Routed = update.batch.route
+            return routed
+        return self._routed(update.batch, update.active)
 
-    def _update_route(self, batch: TableBatch, active: Sequence[bool]) -> UpdateRoute:
+    def _routed(self, batch: TableBatch, active: Sequence[bool]) -> _Routed:
         table = self._tables[batch.table]
         optimizer = table.spec.optimizer
         assert optimizer is not None, "the engine trains tables with an optimizer only"
         features = [bags for bags, used in zip(batch.features, active, strict=True) if used]
         exchange = update_exchange(self._exchange_of(table.geometry), optimizer.accumulate)
-        return route_update(
+        route = route_update(
             table.geometry, features, exchange, optimizer.accumulate, optimizer.lazy
         )
+        return _Routed(route, self._lists(table, route.arrays))
 
     def _ready(
-        self, update: TableUpdate, route: UpdateRoute, go: jax.Array
+        self, update: TableUpdate, routed: _Routed, numbers: Sequence[jax.Array], go: jax.Array
     ) -> tuple[DeviceTable, Any, tuple[Any, ...]]:
         """Return a table, the program that updates it, and what that is called with."""
-        table = self._tables[update.batch.table]
-        spec, mesh = table.spec, table.mesh
-        optimizer = spec.optimizer
-        assert optimizer is not None, "the engine trains tables with an optimizer only"
-        seed = 0
-        if rounds_by_chance(optimizer, spec.dtype):
-            seed = step_seed(spec.seed, update.step)
-        given = self._lists(table, route.arrays)
-        numbers = {
-            "hyper": np.array(update.hyper, np.float32),
-            "step": np.array(update.step, np.int32),
-            "seed": np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32),
-        }
-        placed = put(numbers, dict.fromkeys(numbers, whole(mesh)))
+        table, shape = self._tables[update.batch.table], routed.route.shape
+        mesh, geometry = table.mesh, table.geometry
+        given = [one for one in update.gradients if one is not None]
         gradients = tuple(
-            as_cut(mesh, self._programs, gradient, bags * table.geometry.devices)
-            for gradient, bags in zip(
-                (one for one in update.gradients if one is not None), route.shape.bags, strict=True
-            )
+            as_cut(mesh, self._programs, gradient, bags * geometry.devices)
+            for gradient, bags in zip(given, shape.bags, strict=True)
         )
         if mesh is not self.mesh:
             go = jax.device_put(go, whole(mesh))
         program = self._programs.get(
-            update_program, mesh, table.geometry, route.shape, optimizer, spec.dtype
+            update_program, mesh, geometry, shape, table.spec.optimizer, table.spec.dtype
         )
-        hyper, step, seeds = (placed[name] for name in numbers)
         return (
             table,
             program,
-            (table.rows, table.slots, gradients, given, hyper, step, seeds, go),
+            (table.rows, table.slots, gradients, routed.lists, *numbers, go),
         )
+
+    def _numbers(self, updates: Sequence[TableUpdate]) -> list[list[jax.Array]]:
+        """Return hyper-parameters, step and seed of each update on its devices: one transfer."""
+        arrays: dict[str, NDArray[Any]] = {}
+        shardings: dict[str, NamedSharding] = {}
+        known: dict[Any, str] = {}
+        names: list[list[str]] = []
+        for update in updates:
+            table = self._tables[update.batch.table]
+            spec, seed = table.spec, 0
+            assert spec.optimizer is not None, "the engine trains tables with an optimizer only"
+            if rounds_by_chance(spec.optimizer, spec.dtype):
+                seed = step_seed(spec.seed, update.step)
+            names.append([])
+            for number in (
+                np.array(update.hyper, np.float32),
+                np.array(update.step, np.int32),
+                np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32),
+            ):
+                name = known.setdefault(
+                    (table.mesh, number.dtype, number.tobytes()), f"{len(known)}"
+                )
+                arrays[name], shardings[name] = number, whole(table.mesh)
+                names[-1].append(name)
+        placed = put(arrays, shardings)
+        return [[placed[name] for name in own] for own in names]
 
     # --- what can be seen ------------------------------------------------------------------------
 

@@ -159,8 +159,8 @@ class DeviceTable:
         columns = geometry.dim if kind == "element" else 1
         out = np.empty((rows.size, columns), self._dtypes[slot])
         program = self._programs.get(read_program, self.mesh, geometry, kind)
-        for start, stop in self._pieces(slot, rows.size):
-            local, row_splits, inverse = geometry.layout.partition(rows[start:stop])
+        for piece in self._pieces(slot, rows):
+            local, row_splits, inverse = geometry.layout.partition(rows[piece])
             counts = np.diff(row_splits)
             room = capacity(int(counts.max()))
             lists = np.full((geometry.layout.num_shards, room), geometry.local_rows, np.int32)
@@ -168,16 +168,16 @@ class DeviceTable:
             place = np.arange(local.size) - row_splits[:-1][shard]
             lists[shard, place] = local
             arrays = self._put({"local": lists})
-            found = fetched(program(self.arrays[slot], arrays["local"])).view(out.dtype)
-            out[start:stop] = found[(shard * room + place)[inverse], :columns]
+            found = _named(program(self.arrays[slot], arrays["local"]), room, counts)
+            out[piece] = found.view(out.dtype)[inverse, :columns]
         return out
 
     def scatter(self, slot: str | None, rows: NDArray[np.int64], values: NDArray[Any]) -> None:
         """Overwrite distinct rows of the weights (None) or a slot."""
         write = self._write_rows if self._kinds[slot] == "row" else self._write_lines
         stored = np.ascontiguousarray(values).view(stored_dtype(values.dtype))
-        for start, stop in self._pieces(slot, rows.size):
-            write(slot, rows[start:stop], stored[start:stop])
+        for piece in self._pieces(slot, rows):
+            write(slot, rows[piece], stored[piece])
 
     def _write_rows(self, slot: str | None, rows: NDArray[np.int64], values: NDArray[Any]) -> None:
         geometry = self.geometry
@@ -233,7 +233,28 @@ class DeviceTable:
         columns = self.geometry.dim if self._kinds[slot] == "element" else 1
         return max(1, PIECE_BYTES // max(1, columns * self._dtypes[slot].itemsize))
 
-    def _pieces(self, slot: str | None, rows: int) -> Iterator[tuple[int, int]]:
-        step = self._rows_of_a_piece(slot)
-        for start in range(0, rows, step):
-            yield start, min(start + step, rows)
+    def _pieces(self, slot: str | None, rows: NDArray[np.int64]) -> Iterator[slice]:
+        """Yield parts of a list of rows, each small enough with what pads it.
+
+        Every shard's share is padded to the largest; strides spread rows that follow each other.
+        """
+        if not rows.size:
+            return
+        shard, _ = self.geometry.layout.locate(rows)
+        padded = self.geometry.layout.num_shards * int(np.bincount(shard).max())
+        pieces = min(rows.size, -(-padded // self._rows_of_a_piece(slot)))
+        for start in range(pieces):
+            yield slice(start, None, pieces)
+
+
+def _named(found: jax.Array, room: int, counts: NDArray[np.int64]) -> NDArray[Any]:
+    """Return the first rows of every shard's share, `room` rows each, without the padding."""
+    if counts.size == 1 or found.is_fully_replicated:
+        held = fetched(found)
+        parts = [held[shard * room :][:count] for shard, count in enumerate(counts)]
+    else:  # only what was asked for leaves its device
+        shares = {share.index[0].start: share.data for share in found.addressable_shards}
+        parts = [
+            np.asarray(shares[shard * room])[:count] for shard, count in enumerate(counts) if count
+        ]
+    return np.concatenate(parts)
