@@ -7,7 +7,7 @@ DEMO_ARGS ?=
 PJRT_FROM ?= --editable .
 PJRT_EXTRAS ?= test,tpu,example
 
-.PHONY: demo test test-pjrt lint bench clean
+.PHONY: demo test test-pjrt compile-tpu lint bench clean
 
 .venv-demo/ready: pyproject.toml setup.py $(shell find shardcore backends plugins -name '*.p[yx][xdi]*' -o -name '*.h')
 	$(PYTHON) -m venv .venv-demo
@@ -39,6 +39,9 @@ test-pjrt: .venv-pjrt/ready  ## the backend pjrt: on eight CPU devices, and comp
 	JAX_PLATFORMS=cpu .venv-pjrt/bin/python -P -m pytest --doctest-modules --pyargs shardcore_pjrt
 	JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=8 \
 		.venv-pjrt/bin/python -P -m pytest tests/pjrt bench/bench_pjrt.py
+
+compile-tpu: .venv-pjrt/ready  ## every optimizer and width for four TPUs and one of 256 chips; 20 minutes
+	JAX_PLATFORMS=cpu .venv-pjrt/bin/python -m bench.ahead_of_time --full
 
 lint: .venv-test/ready  ## style and types
 	.venv-test/bin/ruff check .

@@ -10,9 +10,7 @@ much, nothing is compiled.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -41,7 +39,6 @@ __all__ = ["Plan", "TableNeeds", "compiled_plan", "counted_plan", "smallest_plan
 
 _LANES: Final = 128
 _DTYPES: Final = ("float32", "float16", "bfloat16")
-_WORKERS: Final = 8
 
 
 @dataclass(frozen=True)
@@ -236,11 +233,9 @@ def compiled_plan(
         mesh = meshes[1 if needs.home is not None else topology.devices]
         return _compiled(model, described, needs, mesh, np.random.default_rng((seed, number)))
 
-    # The largest first: with several workers the longest compilations do not come last.
-    order = sorted(range(len(model.tables)), key=lambda at: -_ids(model, at))
-    with ThreadPoolExecutor(min(_WORKERS, os.cpu_count() or 1)) as workers:
-        found = dict(zip(order, workers.map(compiled, order), strict=True))
-    return Plan(topology, tuple(found[at] for at in range(len(order))), True)
+    # One after the other: libtpu has been seen to crash when two threads compile at a time.
+    found = tuple(compiled(number) for number in range(len(model.tables)))
+    return Plan(topology, found, True)
 
 
 def smallest_plan(
@@ -278,10 +273,6 @@ def smallest_plan(
         if plan.fits:
             return plan
     return None
-
-
-def _ids(model: Model, at: int) -> int:
-    return model.batch * model.tables[at].hot
 
 
 def _geometry(spec: TableSpec, devices: int) -> Geometry:

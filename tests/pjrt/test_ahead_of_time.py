@@ -1,16 +1,15 @@
 """The backend's programs, compiled for TPUs that are not there.
 
-Every optimizer meets every dim, topology and dtype in at least one case (and so do the others):
+Every optimizer meets every dim and every topology in at least one case, and these meet each other:
 the table and its slots are updated in place, temporaries stay below the table, devices exchange
-what the strategy says, and nothing is sent to the host.
+what the strategy says, and nothing is sent to the host. ``python -m bench.ahead_of_time --full``
+compiles all combinations.
 """
 
 from __future__ import annotations
 
 import itertools
-import os
 import re
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
 import numpy as np
@@ -66,16 +65,19 @@ def pairwise(*factors):
     return chosen
 
 
-CASES = pairwise(OPTIMIZERS, DIMS, TOPOLOGIES, DTYPES)
+CASES = pairwise(OPTIMIZERS, DIMS, TOPOLOGIES)
+# Rounding by chance takes long to compile, and is the same for all optimizers.
+BFLOAT16_CASES = list(zip(OPTIMIZERS[::3], DIMS, TOPOLOGIES, strict=False))
 
 
 def test_the_sample_is_pairwise():
     assert len(CASES) == len(set(CASES)) < 60
-    for one, other in itertools.combinations(range(4), 2):
-        factors = (OPTIMIZERS, DIMS, TOPOLOGIES, DTYPES)
+    factors = (OPTIMIZERS, DIMS, TOPOLOGIES)
+    for one, other in itertools.combinations(range(3), 2):
         met = {(case[one], case[other]) for case in CASES}
         assert met == set(itertools.product(factors[one], factors[other]))
     assert len(OPTIMIZERS) >= 11
+    assert {case[1] for case in BFLOAT16_CASES} == set(DIMS)
 
 
 @cache
@@ -110,25 +112,17 @@ def update_faults(optimizer, dim, where, dtype, placement="row", rows=None, ids=
     return shape.exchange, program, faults
 
 
-@pytest.fixture(scope="module")
-def compiled(request):
-    """Return the future of each case of the sample; as many are compiled at once as fit."""
-    here = [item for item in request.session.items if item.module is request.module]
-    wanted = {item.callspec.params.get("case") for item in here if hasattr(item, "callspec")}
-    with ThreadPoolExecutor(os.cpu_count()) as workers:
-        yield {
-            case: workers.submit(update_faults, getattr(sc.optimizers, case[0])(), *case[1:])
-            for case in CASES
-            if case in wanted
-        }
-
-
 @pytest.mark.libtpu
-@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
-def test_updates(compiled, case):
-    exchange, program, faults = compiled[case].result()
+@pytest.mark.parametrize(
+    ("name", "dim", "where", "dtype"),
+    [(*case, "float32") for case in CASES] + [(*case, "bfloat16") for case in BFLOAT16_CASES],
+    ids=str,
+)
+def test_updates(name, dim, where, dtype):
+    optimizer = getattr(sc.optimizers, name)()
+    exchange, program, faults = update_faults(optimizer, dim, where, dtype)
     assert faults == []
-    assert exchange == ("all_to_all" if case[2].startswith("tpu7x") else "gather")
+    assert exchange == ("all_to_all" if where.startswith("tpu7x") else "gather")
     assert program.arguments > program.aliased > 0
 
 
