@@ -388,7 +388,8 @@ class PjrtBackend(Backend):
         optimizer = table.spec.optimizer
         assert optimizer is not None, "the engine trains tables with an optimizer only"
         features = [bags for bags, used in zip(batch.features, active, strict=True) if used]
-        exchange = update_exchange(self._exchange_of(table.geometry), optimizer.accumulate)
+        chosen = None if self._exchange is not None else self.platform
+        exchange = update_exchange(self._exchange_of(table.geometry), optimizer.accumulate, chosen)
         route = route_update(
             table.geometry, features, exchange, optimizer.accumulate, optimizer.lazy
         )

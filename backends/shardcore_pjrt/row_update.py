@@ -7,6 +7,8 @@ times their memory on a TPU, hence in blocks.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import jax
@@ -15,9 +17,11 @@ import numpy as np
 
 from shardcore.optimizer import Optimizer
 from shardcore.store.rounding import rounds_by_chance
+from shardcore_pjrt.blocks import cut, in_blocks
 from shardcore_pjrt.device_rounding import round_by_chance
 from shardcore_pjrt.geometry import Geometry
 from shardcore_pjrt.placed_arrays import AXIS, as_lines, as_rows, bits_of, values_of
+from shardcore_pjrt.summed_gradients import Received
 
 __all__ = ["Batch", "RowUpdate"]
 
@@ -27,6 +31,8 @@ Held: TypeAlias = tuple[jax.Array, dict[str, jax.Array]]
 
 _BLOCK_ROWS: Final = 16384
 """Rows unpacked at a time: 8 MiB of each array where a row takes 128 lanes."""
+_NONE: Final = 2**31 - 1
+"""An occurrence that does not exist."""
 
 
 class Batch:
@@ -34,8 +40,7 @@ class Batch:
 
     Attributes
     ----------
-    received : array of float32
-        See `received_gradients`.
+    received : Received
     per_row : dict of str to array of int32, shape (n * rows_per_line,)
         ``row_ids``: the row's number in the whole table, -1 where it stays as it is; where
         gradients are not accumulated, ``first`` and ``count`` of its occurrences.
@@ -50,7 +55,7 @@ class Batch:
 
     def __init__(
         self,
-        received: jax.Array,
+        received: Received,
         per_row: dict[str, jax.Array],
         hyper: tuple[jax.Array, ...],
         step: jax.Array,
@@ -76,54 +81,69 @@ class RowUpdate:
     optimizer : Optimizer
     dtype : numpy.dtype
         The table's.
+    at_a_time : int, optional
+        Rows that are updated in one operation. None: all, if lines are of one row.
     """
 
-    def __init__(self, geometry: Geometry, optimizer: Optimizer, dtype: np.dtype[Any]) -> None:
+    def __init__(
+        self,
+        geometry: Geometry,
+        optimizer: Optimizer,
+        dtype: np.dtype[Any],
+        at_a_time: int | None,
+    ) -> None:
         self._geometry = geometry
+        self._at_a_time = at_a_time
         self._optimizer = optimizer
         self._dtype = dtype
         self._slots = {slot.name: slot for slot in optimizer.slots}
         self._cut = geometry.devices > 1 and geometry.placement == "column"
 
-    def run(self, held: Held, batch: Batch) -> Held:
-        """Return new lines of the table and its slots; rows that are not touched keep their bits.
+    def run(self, held: Held, batch: Batch, lines: jax.Array | None = None) -> Held:
+        """Return lines of the table and its slots; rows that are not touched keep their bits.
 
         Parameters
         ----------
         held : tuple of (lines, dict of lines)
             As stored.
         batch : Batch
+        lines : array of int32, shape (n,), optional
+            Where the lines to update are among those held, distinct and ascending; beyond the last
+            one is padding. None: they are those held, in their order.
         """
-        part, lines = self._geometry.rows_per_line, held[0].shape[0]
-        size = max(1, _BLOCK_ROWS // part)
-        if part == 1 or lines <= size:
-            return self._block(held, batch.received, batch.per_row, batch)
+        part = self._geometry.rows_per_line
+        count = held[0].shape[0] if lines is None else lines.shape[0]
+        if lines is not None and self._at_a_time is None:
+            touched = _Lines(0, count, part, lines)
+            new = self.run(jax.tree.map(touched.read, held), batch)
+            written: Held = jax.tree.map(partial(touched.written, go=batch.go), held, new)
+            return written
+        size = self.lines_at_a_time(count)
 
-        def block(at: jax.Array, held: Held) -> Held:
-            start = jnp.minimum(at * size, lines - size)  # the last block may overlap its neighbour
-
-            def cut(array: jax.Array) -> jax.Array:
-                scale = array.shape[0] // lines
-                return jax.lax.dynamic_slice_in_dim(array, start * scale, size * scale)
-
-            def put(array: jax.Array, new: jax.Array) -> jax.Array:
-                scale = array.shape[0] // lines
-                return jax.lax.dynamic_update_slice_in_dim(array, new, start * scale, 0)
-
-            per_row = {name: cut(array) for name, array in batch.per_row.items()}
-            done = at * size - start
-            fresh = jnp.arange(size * part, dtype=jnp.int32) >= done * part
+        def update(start: Any, old: Any, held: Held) -> Held:
+            per_row = {
+                name: cut(array, start * part, size * part) for name, array in batch.per_row.items()
+            }
+            fresh = jnp.arange(size * part, dtype=jnp.int32) >= old * part
             per_row["row_ids"] = jnp.where(fresh, per_row["row_ids"], -1)
-            received = batch.received if batch.waves is not None else cut(batch.received)
-            new = self._block(jax.tree.map(cut, held), received, per_row, batch)
-            moved: Held = jax.tree.map(put, held, new)
+            own = _Lines(start, size, part, None if lines is None else cut(lines, start, size))
+            # Everything is read before anything is written, so that all is updated where it lies.
+            new = self._block(jax.tree.map(own.read, held), own, per_row, batch)
+            moved: Held = jax.tree.map(partial(own.written, go=batch.go), held, new)
             return moved
 
-        updated: Held = jax.lax.fori_loop(0, -(-lines // size), block, held)
-        return updated
+        return in_blocks(count, size, update, held)
+
+    def lines_at_a_time(self, count: int) -> int:
+        """Return how many of so many lines are updated at a time."""
+        part = self._geometry.rows_per_line
+        rows = [] if self._at_a_time is None else [self._at_a_time]
+        if part > 1:
+            rows.append(_BLOCK_ROWS)
+        return min(count, max(1, min(rows) // part)) if rows else count
 
     def _block(
-        self, held: Held, received: jax.Array, per_row: dict[str, jax.Array], batch: Batch
+        self, held: Held, lines: _Lines, per_row: dict[str, jax.Array], batch: Batch
     ) -> Held:
         row_ids = per_row["row_ids"]
         stored_rows = as_rows(held[0], self._geometry)
@@ -131,10 +151,11 @@ class RowUpdate:
         rows = self._whole(stored_rows, self._dtype)
         slots = {name: self._widened(name, slot) for name, slot in stored.items()}
         if batch.waves is None:
+            received = batch.received.of_lines(lines.start, lines.size)
             gradient = received if self._cut else as_rows(received, self._geometry)
             new_rows, new_slots = self._updated(gradient, rows, slots, row_ids, batch)
         else:
-            new_rows, new_slots = self._one_by_one(received, rows, slots, per_row, batch)
+            new_rows, new_slots = self._one_by_one(rows, slots, per_row, batch)
         touched = (row_ids >= 0)[:, None]
         narrow = bits_of(self._narrowed(new_rows, row_ids, batch.seed))
         packed = {
@@ -182,7 +203,6 @@ class RowUpdate:
 
     def _one_by_one(
         self,
-        received: jax.Array,
         rows: jax.Array,
         slots: Mapping[str, jax.Array],
         per_row: dict[str, jax.Array],
@@ -193,8 +213,7 @@ class RowUpdate:
 
         def wave(turn: jax.Array, held: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
             chosen = turn < count
-            at = jnp.where(chosen, first + turn, received.shape[0])
-            gradient = received.at[at].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+            gradient = batch.received.of_occurrences(jnp.where(chosen, first + turn, _NONE))
             new = self._updated(gradient, *held, row_ids, batch)
             moved: tuple[jax.Array, Any] = jax.tree.map(
                 lambda ours, before: jnp.where(chosen[:, None], ours, before), new, held
@@ -231,3 +250,53 @@ class RowUpdate:
             return own.astype(self._dtype)
         columns = self._first_column() + jnp.arange(own.shape[1], dtype=jnp.int32)
         return round_by_chance(own, self._dtype, row_ids, columns, seed)
+
+
+@dataclass(frozen=True)
+class _Lines:
+    """Some lines of a table and its slots."""
+
+    start: Any
+    """The first one's place among those that are updated."""
+    size: int
+    rows_per_line: int
+    numbers: jax.Array | None
+    """Where they are, distinct and ascending; None: from `start` on."""
+
+    def read(self, array: jax.Array) -> jax.Array:
+        """Return the lines, or the values of their rows; zeros where there are none."""
+        if self.numbers is None:
+            part = self._of_each(array)
+            return cut(array, self.start * part, self.size * part)
+        return array.at[self._places(array)].get(
+            mode="fill",
+            fill_value=0,
+            indices_are_sorted=True,
+            unique_indices=True,
+            wrap_negative_indices=False,
+        )
+
+    def written(self, array: jax.Array, new: jax.Array, go: jax.Array) -> jax.Array:
+        """Return the array with the lines, or values, replaced; as it is, unless `go`."""
+        if self.numbers is None:  # what is new is what was there, unless `go`
+            if new.shape == array.shape:
+                return new
+            start = self.start * self._of_each(array)
+            return jax.lax.dynamic_update_slice_in_dim(array, new, start, 0)
+        places = self._places(array)
+        beyond = array.shape[0] + jnp.arange(places.size, dtype=jnp.int32)
+        return array.at[jnp.where(go, places, beyond)].set(
+            new,
+            mode="drop",
+            indices_are_sorted=True,
+            unique_indices=True,
+            wrap_negative_indices=False,
+        )
+
+    def _of_each(self, array: jax.Array) -> int:
+        return 1 if array.ndim > 1 else self.rows_per_line
+
+    def _places(self, array: jax.Array) -> jax.Array:
+        assert self.numbers is not None
+        part = jnp.arange(self._of_each(array), dtype=jnp.int32)
+        return (self.numbers[:, None] * part.size + part).reshape(-1)

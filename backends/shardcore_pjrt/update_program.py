@@ -30,7 +30,8 @@ from shardcore_pjrt.placed_arrays import (
     table_spec,
 )
 from shardcore_pjrt.row_update import Batch, RowUpdate
-from shardcore_pjrt.summed_gradients import received_gradients
+from shardcore_pjrt.strategy import block_rows
+from shardcore_pjrt.summed_gradients import Received
 from shardcore_pjrt.update_route import UpdateShape
 
 __all__ = ["update_arguments", "update_program"]
@@ -138,7 +139,9 @@ def update_program(
         slot.name: table if slot.kind == "element" else row_slot_spec(geometry)
         for slot in optimizer.slots
     }
-    work = _Update(geometry, shape, optimizer, dtype)
+    row_bytes = 4 * max(geometry.width, geometry.dim)
+    at_a_time = block_rows(mesh.devices.flat[0].platform, row_bytes)
+    work = _Update(geometry, shape, optimizer, dtype, at_a_time)
     per_device = jax.shard_map(
         work.run,
         mesh=mesh,
@@ -163,13 +166,18 @@ class _Update:
     """What one device does."""
 
     def __init__(
-        self, geometry: Geometry, shape: UpdateShape, optimizer: Optimizer, dtype: Any
+        self,
+        geometry: Geometry,
+        shape: UpdateShape,
+        optimizer: Optimizer,
+        dtype: Any,
+        at_a_time: int | None,
     ) -> None:
         self._geometry = geometry
         self._shape = shape
         self._hyper = len(optimizer.hyper_names)
-        self._elements = {slot.name for slot in optimizer.slots if slot.kind == "element"}
-        self._row_update = RowUpdate(geometry, optimizer, np.dtype(dtype))
+        self._at_a_time = at_a_time
+        self._row_update = RowUpdate(geometry, optimizer, np.dtype(dtype), at_a_time)
 
     def run(
         self,
@@ -190,7 +198,7 @@ class _Update:
         per_row: Arrays = {name: mine[name] for name in of_row if name in mine}
         per_row["row_ids"] = self._every_row_id(mine) if shape.every_row else mine["row_ids"]
         batch = Batch(
-            received_gradients(gradients, mine, geometry, shape, lines),
+            self._received(gradients, mine, lines),
             per_row,
             tuple(hyper[at] for at in range(self._hyper)),
             step,
@@ -198,53 +206,16 @@ class _Update:
             mine.get("waves"),
             go,
         )
-        if shape.every_row:
-            return self._row_update.run((rows, slots), batch)
-        return self._update_lines(rows, slots, mine["lines"], batch)
+        return self._row_update.run((rows, slots), batch, mine.get("lines"))
 
-    def _update_lines(
-        self, rows: jax.Array, slots: dict[str, jax.Array], lines: jax.Array, batch: Batch
-    ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """Return the shards with some lines updated."""
-        of_rows = self._rows_of(lines)
-        at = {name: lines if name in self._elements else of_rows for name in slots}
-        # Everything is read before anything is written, so that all is updated where it lies.
-        held = _read(rows, lines), {name: _read(slots[name], at[name]) for name in slots}
-        new_rows, new_slots = self._row_update.run(held, batch)
-        return _written(rows, lines, new_rows, batch.go), {
-            name: _written(slots[name], at[name], new_slots[name], batch.go) for name in slots
-        }
+    def _received(self, gradients: tuple[jax.Array, ...], arrays: Arrays, lines: int) -> Received:
+        # Blocks of lines have a few more occurrences than lines: the last part is not to be large.
+        part = None if self._at_a_time is None else max(1, self._at_a_time // 4)
+        block = self._row_update.lines_at_a_time(lines)
+        return Received(gradients, arrays, self._geometry, self._shape, lines, block, part)
 
     def _every_row_id(self, arrays: Arrays) -> jax.Array:
         """Return each local row's number in the whole table, -1 for padding."""
         local = jnp.arange(self._geometry.local_rows, dtype=jnp.int32)
         row_ids = arrays["first_row"] + local * arrays["row_stride"]
         return jnp.where(local < arrays["rows_here"], row_ids, -1)
-
-    def _rows_of(self, lines: jax.Array) -> jax.Array:
-        """Return the local rows of lines."""
-        part = self._geometry.rows_per_line
-        return (lines[:, None] * part + jnp.arange(part, dtype=jnp.int32)).reshape(-1)
-
-
-def _read(array: jax.Array, places: jax.Array) -> jax.Array:
-    """Return lines, or values, at distinct ascending places, zeros beyond the end."""
-    return array.at[places].get(
-        mode="fill",
-        fill_value=0,
-        indices_are_sorted=True,
-        unique_indices=True,
-        wrap_negative_indices=False,
-    )
-
-
-def _written(array: jax.Array, places: jax.Array, new: jax.Array, go: jax.Array) -> jax.Array:
-    """Return the array with lines, or values, at distinct ascending places replaced."""
-    beyond = array.shape[0] + jnp.arange(places.size, dtype=jnp.int32)
-    return array.at[jnp.where(go, places, beyond)].set(
-        new,
-        mode="drop",
-        indices_are_sorted=True,
-        unique_indices=True,
-        wrap_negative_indices=False,
-    )

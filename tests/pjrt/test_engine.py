@@ -307,7 +307,9 @@ def test_a_checkpoint_never_has_the_whole_table_on_the_host(platform, tmp_path):
     ],
 )
 def test_what_a_device_cannot_hold_is_refused(config, message, platform):
-    table = sc.TableConfig(**{"vocabulary_size": 8, "dim": 4, "name": "t", "combiner": "sum", **config})
+    table = sc.TableConfig(
+        **{"vocabulary_size": 8, "dim": 4, "name": "t", "combiner": "sum", **config}
+    )
     engine = sc.ShardedEmbedding(
         {"a": sc.FeatureConfig(table)}, None, "pjrt", {"platform": platform}
     )

@@ -8,8 +8,11 @@ import pytest
 from shardcore_pjrt.geometry import Geometry
 from shardcore_pjrt.lookup_route import route_lookup
 from shardcore_pjrt.strategy import (
+    BLOCK_BYTES,
     GATHER_BELOW,
+    GATHER_BELOW_ON_CPU,
     ONE_HOT_ROWS,
+    block_rows,
     check_exchange,
     choose_exchange,
     update_exchange,
@@ -29,8 +32,6 @@ from shardcore.errors import ShardcoreValueError
         (1, "replicated", "local"),
         (4, "replicated", "local"),
         (2, "row", "gather"),
-        (GATHER_BELOW - 1, "row", "gather"),
-        (GATHER_BELOW, "row", "all_to_all"),
         (256, "row", "all_to_all"),
         (2, "column", "columns"),
         (256, "column", "columns"),
@@ -38,6 +39,15 @@ from shardcore.errors import ShardcoreValueError
 )
 def test_large_tables(devices, placement, exchange, platform):
     assert choose_exchange(devices, placement, 10**6, platform) == exchange
+
+
+@pytest.mark.parametrize(
+    ("platform", "below"),
+    [("cpu", GATHER_BELOW_ON_CPU), ("tpu", GATHER_BELOW), ("cuda", GATHER_BELOW)],
+)
+def test_larger_meshes_send_rows_to_those_that_ask(platform, below):
+    assert choose_exchange(below - 1, "row", 10**6, platform) == "gather"
+    assert choose_exchange(below, "row", 10**6, platform) == "all_to_all"
 
 
 @pytest.mark.parametrize(
@@ -62,6 +72,20 @@ def test_updates_follow_lookups():
             assert update_exchange(same, accumulate) == same
     assert update_exchange("all_to_all", True) == "all_to_all"
     assert update_exchange("all_to_all", False) == "gather"
+    assert update_exchange("all_to_all", True, "tpu") == "all_to_all"
+
+
+def test_updates_on_a_cpu_gather_gradients():
+    assert update_exchange("all_to_all", True, "cpu") == "gather"
+    for same in ("local", "gather", "columns"):
+        assert update_exchange(same, True, "cpu") == same
+
+
+def test_only_a_cpu_works_in_blocks():
+    assert block_rows("cpu", 256) == BLOCK_BYTES // 256
+    assert block_rows("cpu", 2 * BLOCK_BYTES) == 8, "no block of one row, however long"
+    for platform in ("tpu", "cuda", "rocm"):
+        assert block_rows(platform, 256) is None
 
 
 @pytest.mark.parametrize("devices", [1, 2, 8, 64])
@@ -73,7 +97,8 @@ def test_the_chosen_exchange_can_serve_the_table(devices, placement, platform):
         chosen = choose_exchange(devices, placement, rows, platform)
         route_lookup(geometry, [], chosen)
         for accumulate in (True, False):
-            route_update(geometry, [], update_exchange(chosen, accumulate), accumulate, True)
+            exchange = update_exchange(chosen, accumulate, platform)
+            route_update(geometry, [], exchange, accumulate, True)
 
 
 @pytest.mark.parametrize(

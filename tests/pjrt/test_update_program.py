@@ -17,6 +17,7 @@ pytest.importorskip("jax")
 
 import jax
 from jax.sharding import Mesh
+from shardcore_pjrt import strategy
 from shardcore_pjrt.geometry import Geometry
 from shardcore_pjrt.placed_arrays import stored_dtype
 from shardcore_pjrt.update_program import update_arguments, update_program
@@ -368,3 +369,62 @@ def test_tables_are_updated_where_they_lie(devices, placement, exchange, name, d
         size_held += size * slot.storage_dtype(kind).itemsize
     assert memory.alias_size_in_bytes == size_held
     assert memory.temp_size_in_bytes < size_held // 8
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Let a CPU work on the least number of rows at a time."""
+    monkeypatch.setattr(strategy, "BLOCK_BYTES", 1)
+    assert strategy.block_rows("cpu", 48) < 10
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("lanes", [1, 128])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        optimizers.RowwiseAdagrad(0.1),
+        optimizers.Adam(0.1, lazy_adam=False, bias_correction="row"),
+        optimizers.Adagrad(0.1, use_gradient_accumulation=False),
+    ],
+    ids=repr,
+)
+@named(EXCHANGES)
+def test_block_by_block(devices, placement, exchange, optimizer, lanes):
+    if exchange == "all_to_all" and not optimizer.accumulate:
+        exchange = "gather"
+    run(Geometry(ROWS, DIM, devices, placement, lanes), exchange, optimizer, steps=2)
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@named([(1, "row", "local"), (4, "row", "gather")])
+def test_blocks_change_no_bit(devices, placement, exchange, dtype):
+    def features_of(rng):
+        # One row has more occurrences than are summed at a time, others have none.
+        ids = np.concatenate([np.full(40, 3), rng.integers(0, ROWS, 60)])
+        return [FeatureBags(ids, np.arange(0, 101, 4))]
+
+    optimizer = optimizers.SGD(2.0**-9, stochastic_rounding=dtype != "float32")
+    geometry = Geometry(ROWS, DIM, devices, placement, 1)
+    run(geometry, exchange, optimizer, dtype, steps=2, exact=True, features_of=features_of)
+    run(geometry, exchange, optimizer, dtype, go=False, features_of=features_of)
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.parametrize("name", ["SGD", "Adagrad", "Adam"])
+def test_large_batches_take_no_more_memory_than_a_few_blocks(devices, name):
+    geometry = Geometry(200_000, 64, devices, "row")
+    rng = np.random.default_rng(0)
+    features = [FeatureBags(rng.integers(0, 200_000, 131_072), np.arange(0, 131_073, 8))]
+    exchange, optimizer, kind = "gather" if devices > 1 else "local", made(name, {}), np.float32
+    route = route_update(geometry, features, exchange, True, True)
+    shapes = update_arguments(mesh_of(devices), geometry, kind, route.shape, optimizer)
+    program = update_program(mesh_of(devices), geometry, route.shape, optimizer, kind)
+    memory = program.lower(*shapes).compile().memory_analysis()
+    gradients = sum(geometry.devices * bags for bags in route.shape.bags) * 64 * 4
+    received = gradients if devices > 1 else 0
+    assert route.shape.occurrences * 64 * 4 > 2 * gradients, "gradients per row would be more"
+    assert memory.temp_size_in_bytes - received < 10 * strategy.BLOCK_BYTES
+    held = geometry.lines * geometry.line_width * 4 * (1 + len(optimizer.slots))
+    assert memory.alias_size_in_bytes == held
