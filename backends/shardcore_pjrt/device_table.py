@@ -19,13 +19,14 @@ from shardcore.initializers import Constant, Zeros, fill
 from shardcore_pjrt.capacity import capacity
 from shardcore_pjrt.geometry import Geometry
 from shardcore_pjrt.placed_arrays import stored_dtype
-from shardcore_pjrt.placing import fetched, over_devices, put, whole
+from shardcore_pjrt.placing import fetched, over_devices, put, spans_processes, whole
 from shardcore_pjrt.processes import processes_of
 from shardcore_pjrt.programs import Programs
 from shardcore_pjrt.row_access import (
     Kind,
     filled_program,
     read_program,
+    shard_write_program,
     write_program,
 )
 
@@ -159,7 +160,7 @@ class DeviceTable:
         columns = geometry.dim if kind == "element" else 1
         out = np.empty((rows.size, columns), self._dtypes[slot])
         program = self._programs.get(read_program, self.mesh, geometry, kind)
-        for piece in self._pieces(slot, rows):
+        for piece in self._pieces(slot, rows, self.geometry.layout.num_shards):
             local, row_splits, inverse = geometry.layout.partition(rows[piece])
             counts = np.diff(row_splits)
             room = capacity(int(counts.max()))
@@ -176,13 +177,29 @@ class DeviceTable:
         """Overwrite distinct rows of the weights (None) or a slot."""
         write = self._write_rows if self._kinds[slot] == "row" else self._write_lines
         stored = np.ascontiguousarray(values).view(stored_dtype(values.dtype))
-        for piece in self._pieces(slot, rows):
-            write(slot, rows[piece], stored[piece])
+        alone = self._shard_alone(rows)
+        shards = self.geometry.layout.num_shards if alone is None else 1
+        for piece in self._pieces(slot, rows, shards):
+            write(slot, rows[piece], stored[piece], alone)
 
-    def _write_rows(self, slot: str | None, rows: NDArray[np.int64], values: NDArray[Any]) -> None:
+    def _shard_alone(self, rows: NDArray[np.int64]) -> int | None:
+        """Return the shard that has all of these rows, if it can be written without the others."""
+        layout = self.geometry.layout
+        if layout.num_shards == 1 or not rows.size or spans_processes(self.mesh):
+            return None
+        shards = np.unique(layout.locate(rows)[0])
+        return int(shards[0]) if shards.size == 1 else None
+
+    def _write_rows(
+        self,
+        slot: str | None,
+        rows: NDArray[np.int64],
+        values: NDArray[Any],
+        alone: int | None,
+    ) -> None:
         geometry = self.geometry
         local, row_splits, inverse = geometry.layout.partition(rows)
-        counts = np.diff(row_splits)
+        counts = np.diff(row_splits) if alone is None else np.array([rows.size])
         shards, room = counts.size, capacity(int(counts.max()))
         shard = np.repeat(np.arange(shards), counts)
         place = np.arange(local.size) - row_splits[:-1][shard]
@@ -192,12 +209,20 @@ class DeviceTable:
         lists[shard, place] = local
         given = np.zeros((shards, room), values.dtype)
         given[shard[inverse], place[inverse]] = values[:, 0]
-        self._run_write(slot, {"local": lists, "values": given})
+        self._run_write(slot, {"local": lists, "values": given}, alone)
 
-    def _write_lines(self, slot: str | None, rows: NDArray[np.int64], values: NDArray[Any]) -> None:
+    def _write_lines(
+        self,
+        slot: str | None,
+        rows: NDArray[np.int64],
+        values: NDArray[Any],
+        alone: int | None,
+    ) -> None:
         geometry = self.geometry
         k, shards = geometry.rows_per_line, geometry.layout.num_shards
         shard, local = geometry.layout.locate(rows)
+        if alone is not None:  # the lists are those of one shard
+            shards, shard = 1, np.zeros_like(shard)
         # Lines of all shards under one number, so that one sort finds the distinct ones.
         numbered, line_of = np.unique(shard * geometry.lines + local // k, return_inverse=True)
         line_shard, line = np.divmod(numbered, geometry.lines)
@@ -214,12 +239,29 @@ class DeviceTable:
         at = (shard, place[line_of], local % k)
         given[(*at, slice(geometry.dim))] = values
         chosen[at] = True
-        self._run_write(slot, {"lines": lines, "values": given, "chosen": chosen})
+        self._run_write(slot, {"lines": lines, "values": given, "chosen": chosen}, alone)
 
-    def _run_write(self, slot: str | None, arrays: dict[str, NDArray[Any]]) -> None:
+    def _run_write(
+        self, slot: str | None, arrays: dict[str, NDArray[Any]], alone: int | None
+    ) -> None:
+        if alone is not None:
+            self._write_shard(slot, alone, arrays)
+            return
         program = self._programs.get(write_program, self.mesh, self.geometry, self._kinds[slot])
         placed = self._put(arrays)
         self.arrays[slot] = program(self.arrays[slot], *(placed[name] for name in arrays))
+
+    def _write_shard(self, slot: str | None, shard: int, arrays: dict[str, NDArray[Any]]) -> None:
+        """Write rows of one shard: nothing travels to the devices of the others."""
+        table = self.arrays[slot]
+        held = sorted(table.addressable_shards, key=lambda one: one.index[0].start or 0)
+        parts = [one.data for one in held]
+        lists = jax.device_put(list(arrays.values()), held[shard].device)
+        program = self._programs.get(shard_write_program, self.geometry, self._kinds[slot])
+        parts[shard] = program(parts[shard], *lists)
+        self.arrays[slot] = jax.make_array_from_single_device_arrays(
+            table.shape, table.sharding, parts
+        )
 
     def _put(self, arrays: dict[str, NDArray[Any]]) -> dict[str, jax.Array]:
         cut = self.geometry.placement == "row"
@@ -233,15 +275,15 @@ class DeviceTable:
         columns = self.geometry.dim if self._kinds[slot] == "element" else 1
         return max(1, PIECE_BYTES // max(1, columns * self._dtypes[slot].itemsize))
 
-    def _pieces(self, slot: str | None, rows: NDArray[np.int64]) -> Iterator[slice]:
+    def _pieces(self, slot: str | None, rows: NDArray[np.int64], shards: int) -> Iterator[slice]:
         """Yield parts of a list of rows, each small enough with what pads it.
 
-        Every shard's share is padded to the largest; strides spread rows that follow each other.
+        The share of each of `shards` is padded to the largest; strides spread rows that follow each
+        other over them.
         """
         if not rows.size:
             return
-        shard, _ = self.geometry.layout.locate(rows)
-        padded = self.geometry.layout.num_shards * int(np.bincount(shard).max())
+        padded = shards * int(np.bincount(self.geometry.layout.locate(rows)[0]).max())
         pieces = min(rows.size, -(-padded // self._rows_of_a_piece(slot)))
         for start in range(pieces):
             yield slice(start, None, pieces)

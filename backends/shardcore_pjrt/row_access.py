@@ -26,7 +26,14 @@ from shardcore_pjrt.placed_arrays import (
 )
 from shardcore_pjrt.placing import spans_processes
 
-__all__ = ["Kind", "filled_program", "read_program", "sharding_of", "write_program"]
+__all__ = [
+    "Kind",
+    "filled_program",
+    "read_program",
+    "shard_write_program",
+    "sharding_of",
+    "write_program",
+]
 
 Kind = Literal["element", "row"]
 
@@ -91,6 +98,25 @@ def write_program(mesh: Mesh, geometry: Geometry, kind: Kind) -> Callable[..., j
     spec = sharding_of(mesh, geometry, kind).spec
     lists = Spec(AXIS) if geometry.placement == "row" else Spec()
     given = Spec(None, None, None, AXIS) if geometry.placement == "column" else lists
+    mapped = jax.shard_map(
+        _writer(geometry, kind),
+        mesh=mesh,
+        in_specs=(spec, lists, lists) if kind == "row" else (spec, lists, given, lists),
+        out_specs=spec,
+        check_vma=False,
+    )
+    program: Callable[..., jax.Array] = jax.jit(mapped, donate_argnums=0)
+    return program
+
+
+def shard_write_program(geometry: Geometry, kind: Kind) -> Callable[..., jax.Array]:
+    """Return the same program for what one device holds, with the lists of that one shard."""
+    program: Callable[..., jax.Array] = jax.jit(_writer(geometry, kind), donate_argnums=0)
+    return program
+
+
+def _writer(geometry: Geometry, kind: Kind) -> Callable[..., jax.Array]:
+    """Return what one device does to write rows of its own."""
 
     def put_row_values(block: jax.Array, local: jax.Array, values: jax.Array) -> jax.Array:
         return block.at[local[0]].set(values[0], mode="drop", unique_indices=True)
@@ -104,12 +130,4 @@ def write_program(mesh: Mesh, geometry: Geometry, kind: Kind) -> Callable[..., j
             as_lines(new, geometry), mode="drop", unique_indices=True, indices_are_sorted=True
         )
 
-    mapped = jax.shard_map(
-        put_row_values if kind == "row" else put_lines,
-        mesh=mesh,
-        in_specs=(spec, lists, lists) if kind == "row" else (spec, lists, given, lists),
-        out_specs=spec,
-        check_vma=False,
-    )
-    program: Callable[..., jax.Array] = jax.jit(mapped, donate_argnums=0)
-    return program
+    return put_row_values if kind == "row" else put_lines

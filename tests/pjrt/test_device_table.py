@@ -88,3 +88,27 @@ def test_an_array_of_initial_values_need_not_be_whole_on_the_devices_at_once():
         3, Geometry(ROWS, 5, 3, "row"), 5, None, as_initializer(values, (ROWS, 5), np.dtype("f4"))
     )
     np.testing.assert_array_equal(table.gather(None, np.arange(ROWS)), values)
+
+
+@pytest.mark.parametrize("optimizer", [sc.optimizers.Adagrad(), sc.optimizers.RowwiseAdagrad()])
+def test_rows_of_one_device_are_written_without_the_others(optimizer, monkeypatch):
+    def pointers(array):
+        shards = sorted(array.addressable_shards, key=lambda one: one.index[0].start or 0)
+        return [one.data.unsafe_buffer_pointer() for one in shards]
+
+    sent = []
+    put = device_table.put
+    monkeypatch.setattr(device_table, "put", lambda *given: sent.append(given) or put(*given))
+    table = make(4, Geometry(ROWS, 4, 4, "row", 128), 4, optimizer)
+    for name, width in (
+        (None, 4),
+        ("accumulators", table.gather("accumulators", np.arange(1)).shape[1]),
+    ):
+        rows, whole = np.arange(17, 25), table.gather(name, np.arange(ROWS))
+        before = pointers(table.arrays[name])
+        sent.clear()
+        whole[rows] = np.arange(8 * width).reshape(8, width)
+        table.scatter(name, rows, whole[rows])
+        assert not sent
+        assert pointers(table.arrays[name]) == before  # the one that was written too
+        np.testing.assert_array_equal(table.gather(name, np.arange(ROWS)), whole)
