@@ -181,6 +181,8 @@ class DeviceTable:
         shards = self.geometry.layout.num_shards if alone is None else 1
         for piece in self._pieces(slot, rows, shards):
             write(slot, rows[piece], stored[piece], alone)
+            # A transfer holds its host arrays until it is done: one piece at a time is under way.
+            self.arrays[slot].block_until_ready()
 
     def _shard_alone(self, rows: NDArray[np.int64]) -> int | None:
         """Return the shard that has all of these rows, if it can be written without the others."""
