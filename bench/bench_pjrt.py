@@ -13,7 +13,7 @@ from .workload import DISTRIBUTIONS, Sizes
 jax = pytest.importorskip("jax", reason="jax is not installed; pip install 'shardcore[jax]'")
 pytest.importorskip("optax", reason="optax is not installed; pip install 'shardcore[example]'")
 
-from .jax_step import OPTIMIZERS, Ours, Plain, batches_of, check_equal  # noqa: E402
+from .jax_step import OPTIMIZERS, Ours, Plain, batches_of, check_equal  # noqa: E402 - needs them
 
 
 @pytest.mark.benchmark(group="pjrt-step")

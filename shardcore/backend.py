@@ -162,7 +162,7 @@ class Backend(ABC):
 
     @abstractmethod
     def create_table(self, spec: TableSpec) -> None:
-        """Create the table's rows from its initializer, and its slots from their fill."""
+        """Create rows from the initializer, and slots as `shardcore.initial_slots` says."""
 
     @abstractmethod
     def drop_table(self, table: str) -> None:

@@ -66,9 +66,9 @@ pytest.register_assert_rewrite(
     "shardcore.testing.twins",
 )
 
-from shardcore.testing.backend import BackendConformance  # noqa: E402
-from shardcore.testing.model import ModelBackend  # noqa: E402
-from shardcore.testing.optimizer import OptimizerConformance  # noqa: E402
-from shardcore.testing.state_machine import BackendMachine  # noqa: E402
+from shardcore.testing.backend import BackendConformance  # noqa: E402 - needs both
+from shardcore.testing.model import ModelBackend  # noqa: E402 - needs both
+from shardcore.testing.optimizer import OptimizerConformance  # noqa: E402 - needs both
+from shardcore.testing.state_machine import BackendMachine  # noqa: E402 - needs both
 
 __all__ = ["BackendConformance", "BackendMachine", "ModelBackend", "OptimizerConformance"]
