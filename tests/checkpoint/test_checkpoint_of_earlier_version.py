@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 import shardcore as sc
 
 WRITTEN = Path(__file__).with_name("written_by_0_1_0")
