@@ -64,14 +64,14 @@ test: .venv-test/ready  ## all tests, doctests included
 test-pjrt: .venv-pjrt/ready  ## the backend pjrt: on eight CPU devices, and compiled for TPUs without one
 	JAX_PLATFORMS=cpu .venv-pjrt/bin/python -P -m pytest --doctest-modules --pyargs shardcore_pjrt
 	JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=8 \
-		.venv-pjrt/bin/python -P -m pytest tests/pjrt bench/bench_pjrt.py
+		.venv-pjrt/bin/python -P -m pytest tests/shardcore_pjrt bench/bench_pjrt.py
 	JAX_PLATFORMS=cpu PYTHONPATH=tests/peers \
-		.venv-pjrt/bin/python -P -m pytest -p no_skips tests/plugins/test_optimizers_in_jax.py
+		.venv-pjrt/bin/python -P -m pytest -p no_skips tests/shardcore_optimizers/test_optimizers_in_jax.py
 
 test-peers: .venv-peers/ready  ## against torch, FBGEMM, TensorFlow and SparseCore; a missing one fails
 	JAX_PLATFORMS=cpu PYTHONPATH=tests/peers .venv-peers/bin/python -P -m pytest -p no_skips \
-		tests/plugins/test_optimizers_against_peers.py \
-		tests/plugins/test_optimizers_against_sparsecore.py bench/bench_peers.py
+		tests/shardcore_optimizers/test_optimizers_against_peers.py \
+		tests/shardcore_optimizers/test_optimizers_against_sparsecore.py bench/bench_peers.py
 
 # Seconds of interrupts per mode, backend and pair; every bytecode, 250 forks per mode and backend.
 SECONDS ?= 60

@@ -40,7 +40,7 @@ from .compare import duration
 __all__ = ["main"]
 
 ROOT: Final = Path(__file__).parent.parent
-CONFORMANCE: Final = "tests/pjrt/test_conformance.py"
+CONFORMANCE: Final = "tests/shardcore_pjrt/test_conformance.py"
 CONFORMANCE_SHARE: Final = 0.4
 """Of the time, what the suite may take."""
 
@@ -223,7 +223,7 @@ def versions() -> dict[str, str]:
 def device_of(name: str) -> str:
     """Return the kind of device, asked in a process that gives it back."""
     code = f"""
-from shardcore_pjrt.installation import devices_of
+from shardcore_pjrt.platform.installation import devices_of
 print(devices_of({name!r}, 1)[0].device_kind)
 """
     done = subprocess.run(

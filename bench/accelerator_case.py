@@ -30,7 +30,7 @@ MEMORY_USED: Final = 0.9
 
 def memory_of(platform: str) -> int:
     """Return the bytes that tables of this process may take, of a device or of the host."""
-    from shardcore_pjrt.installation import devices_of
+    from shardcore_pjrt.platform.installation import devices_of
 
     stats = devices_of(platform, 1)[0].memory_stats() if platform != "cpu" else None
     if stats is not None:
@@ -43,7 +43,7 @@ def memory_of(platform: str) -> int:
 def copy_bandwidth(platform: str, memory: int) -> float:
     """Return bytes per second, read and written, of the fastest pass over a large array."""
     import jax
-    from shardcore_pjrt.installation import devices_of
+    from shardcore_pjrt.platform.installation import devices_of
 
     values = min(2**29, memory // 64)
     (device,) = devices_of(platform, 1)

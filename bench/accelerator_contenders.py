@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import shardcore as sc
-from shardcore.batch import FeatureBags
+from shardcore.backend import FeatureBags
 
 from .accelerator_workload import ACCUMULATOR, LEARNING_RATE, Case, gradient_of, row_values
 
@@ -96,12 +96,12 @@ class Programs(Contender):
         super().__init__(case, ids, optimizer, from_host)
         import jax
         from jax.sharding import Mesh, NamedSharding, PartitionSpec
-        from shardcore_pjrt.geometry import Geometry
-        from shardcore_pjrt.installation import devices_of
-        from shardcore_pjrt.lookup_program import lookup_program
-        from shardcore_pjrt.lookup_route import route_lookup
-        from shardcore_pjrt.update_program import update_program
-        from shardcore_pjrt.update_route import route_update
+        from shardcore_pjrt.mesh.geometry import Geometry
+        from shardcore_pjrt.platform.installation import devices_of
+        from shardcore_pjrt.programs.lookup_program import lookup_program
+        from shardcore_pjrt.programs.update_program import update_program
+        from shardcore_pjrt.routing.lookup_route import route_lookup
+        from shardcore_pjrt.routing.update_route import route_update
 
         self._jax = jax
         self._mesh = mesh = Mesh(np.array(devices_of(case.platform, 1)), ("x",))
@@ -186,7 +186,7 @@ class Engine(Contender):
     def __init__(self, case: Case, ids: Any, optimizer: str | None, from_host: bool) -> None:
         super().__init__(case, ids, optimizer, from_host)
         import jax
-        from shardcore_pjrt.installation import devices_of
+        from shardcore_pjrt.platform.installation import devices_of
 
         self._jax = jax
         (device,) = devices_of(case.platform, 1)

@@ -17,7 +17,8 @@ from importlib.metadata import version
 from typing import Any, Final
 
 import numpy as np
-from shardcore_pjrt.ahead_of_time import (
+from shardcore_pjrt.mesh.geometry import Geometry
+from shardcore_pjrt.planning.ahead_of_time import (
     Compiled,
     broken_promises,
     compile_lookup,
@@ -26,14 +27,13 @@ from shardcore_pjrt.ahead_of_time import (
     tpu_mesh,
     update_shape,
 )
-from shardcore_pjrt.device_bytes import slot_bytes, table_bytes
-from shardcore_pjrt.geometry import Geometry
-from shardcore_pjrt.topologies import topology
+from shardcore_pjrt.planning.device_bytes import slot_bytes, table_bytes
+from shardcore_pjrt.planning.topologies import topology
 
-from shardcore.batch import FeatureBags
+from shardcore.backend import FeatureBags
 from shardcore.errors import ShardcoreTypeError
 from shardcore.optimizer import Optimizer
-from shardcore.registry import get_optimizer, optimizers
+from shardcore.plugins.registry import get_optimizer, optimizers
 
 WEIGHTS: Final = 1 << 26
 """Weights on each device: 256 MiB, more than would fit in its fast memory."""

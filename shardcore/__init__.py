@@ -1,17 +1,20 @@
 """shardcore: sharded embedding tables for any framework, on any device.
 
-The map, from what a caller touches down to the ground::
+The map, from what a caller touches down to the ground; a folder imports from those below it::
 
-    ShardedEmbedding   embedding       features in, activations out, gradients back
+    ShardedEmbedding   engine/         features in, activations out, gradients back
+    embedding_lookup…  lookup/         TensorFlow's lookups, serving, one prepared once
     Checkpoint         checkpoint/     saved on N hosts, restored on M
-    ShardedVariable    variable        a NumPy array that lives in shards
-    embedding_lookup…  lookup          TensorFlow's lookups, over any of these
-    get_backend, …     registry        backends and optimizers arrive through plugins
-    TableConfig, …     config          what a table and a feature are
-    Ragged, Sparse     ragged          bags of ids, the one input form
-    Layout             layout          which shard has which row
-    initializers, partitioners, optimizers
+    TableConfig, …     features/       what a table and a feature are, and their input
+    ShardedVariable    variable/       a NumPy array that lives in shards
+    get_backend, …     plugins/        backends, optimizers and commands arrive through hooks
+    Backend            backend/        the contract of backends, and the messages they get
                        store/          rows and slots on a CPU, one pool of threads
+    Optimizer          optimizer/      the contract of optimizers, and their slots
+    Layout, …          sharding/       which shard has which row
+    initializers       initializers/   a row's first values, from (seed, row, column)
+    Ragged, Sparse     ids/            bags of ids, the one input form
+                       validation/     what is refused, and in which words
                        _core/          the kernels
 
 Backends: ``shardcore_cpu`` (default), ``shardcore_sim``. Optimizers: ``shardcore_optimizers``. They
@@ -23,7 +26,8 @@ from __future__ import annotations
 
 # The kernels first: in a clone that is not built they say so, before anything else is missed.
 from shardcore import _core, checkpoint, initializers, optimizers, schedules  # noqa: F401
-from shardcore.backend import Backend
+from shardcore.backend.base import Backend
+from shardcore.backend.quantization import QuantizationConfig
 from shardcore.checkpoint import (
     Checkpoint,
     MaxShardSizePolicy,
@@ -34,21 +38,27 @@ from shardcore.checkpoint import (
     TensorSlice,
     validate_shards,
 )
-from shardcore.config import FeatureConfig, QuantizationConfig, TableConfig
-from shardcore.embedding import ShardedEmbedding
+from shardcore.checkpoint.parallel_variable import ParallelVariable, independent_buffers
+from shardcore.engine.embedding import ShardedEmbedding
 from shardcore.errors import ShardcoreError
-from shardcore.hashing import hash_ids
-from shardcore.hookspecs import BackendSpec, CommandSpec, OptimizerSpec, hookimpl
-from shardcore.layout import Layout, Partition
-from shardcore.lookup import (
+from shardcore.features.config import FeatureConfig, TableConfig
+from shardcore.ids.hashing import hash_ids
+from shardcore.ids.ragged import Ragged
+from shardcore.ids.sparse import Sparse
+from shardcore.lookup.lookup import (
     embedding_lookup,
     embedding_lookup_sparse,
     safe_embedding_lookup_sparse,
 )
-from shardcore.optimizer import Optimizer, SlotSpec, UpdateFunction
-from shardcore.parallel_variable import ParallelVariable, independent_buffers
-from shardcore.partitioned_variables import create_partitioned_variables
-from shardcore.partitioners import (
+from shardcore.lookup.prepared import PreparedLookup, prepare_lookup
+from shardcore.lookup.serving import serving_embedding_lookup
+from shardcore.optimizer.base import Optimizer
+from shardcore.optimizer.compiled import UpdateFunction
+from shardcore.optimizer.slots import SlotSpec
+from shardcore.plugins.hookspecs import BackendSpec, CommandSpec, OptimizerSpec, hookimpl
+from shardcore.plugins.registry import BackendInfo, backends, get_backend
+from shardcore.sharding.layout import Layout, Partition
+from shardcore.sharding.partitioners import (
     FixedShardsPartitioner,
     MaxSizePartitioner,
     MinSizePartitioner,
@@ -57,12 +67,9 @@ from shardcore.partitioners import (
     min_max_variable_partitioner,
     variable_axis_size_partitioner,
 )
-from shardcore.prepared_lookup import PreparedLookup, prepare_lookup
-from shardcore.ragged import Ragged, Sparse
-from shardcore.registry import BackendInfo, backends, get_backend
-from shardcore.serving import serving_embedding_lookup
 from shardcore.store.threads import get_num_threads, set_num_threads
-from shardcore.variable import ShardedVariable, create_variable
+from shardcore.variable.partitioned import create_partitioned_variables
+from shardcore.variable.variable import ShardedVariable, create_variable
 
 __version__ = "0.1.0"
 

@@ -7,9 +7,8 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from shardcore import registry
-from shardcore.demo.options import add_arguments, options_of, require_packages
 from shardcore.errors import ShardcoreError
+from shardcore.plugins import registry
 
 __all__ = ["main"]
 
@@ -57,15 +56,6 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     info = commands.add_parser("info", help="versions, processor, threads, backends and plugins")
     info.set_defaults(run=_info)
-    summary = "learn which module of the standard library a function comes from"
-    demo = commands.add_parser(
-        "demo",
-        help=summary,
-        description=f"{summary.capitalize()}, on a sharded table; then save, restore on another "
-        "number of hosts, compare, and draw what was learned.",
-    )
-    add_arguments(demo)
-    demo.set_defaults(run=_demo)
     for command in registry.commands():
         added = commands.add_parser(command.name, help=command.help, description=command.help)
         if words[:1] == [command.name]:  # only the plugin whose command is run is imported
@@ -79,14 +69,6 @@ def _info(arguments: argparse.Namespace) -> None:
     from shardcore.info import describe
 
     print("\n".join(describe()))
-
-
-def _demo(arguments: argparse.Namespace) -> None:
-    options = options_of(arguments)
-    require_packages()
-    from shardcore.demo.run import run_demo  # imports what was just required
-
-    run_demo(options)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ from importlib.metadata import version
 
 import numpy as np
 
-from shardcore import registry
 from shardcore._core import cpu
+from shardcore.plugins import registry
 from shardcore.store import instruction_set, threads
 
 __all__ = ["describe"]

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardcore import registry
 from shardcore.errors import UnknownPluginError
+from shardcore.plugins import registry
 
 
 class UnknownOptimizerError(UnknownPluginError, AttributeError):

@@ -30,8 +30,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
-from shardcore.optimizer import check_hyper_parameter
-from shardcore.shapes import as_count
+from shardcore.optimizer.hyperparameters import check_hyper_parameter
+from shardcore.validation.shapes import as_count
 
 __all__ = [
     "BoundSchedule",

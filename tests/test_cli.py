@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import shardcore as sc
-from shardcore import cli, registry
-from shardcore.registry import BackendInfo, PluginInfo
+from shardcore import cli
+from shardcore.plugins import registry
+from shardcore.plugins.registry import BackendInfo, PluginInfo
 from shardcore.store import instruction_set
 
 

@@ -1,8 +1,8 @@
 """The code in README.md and docs/: it runs, and the packages it shows are those that tests install.
 
-A block whose first line is ``# some/file.py`` shows a file of a package under ``tests/site``, which
-`test_conformance.py` installs and runs. All other Python blocks of a page run here, one after the
-other, in a process of their own, and print what the comments beside them show.
+A block whose first line is ``# some/file.py`` shows a file of a package in ``tests/plugins/site``,
+which `test_conformance.py` installs and runs. All other Python blocks of a page run here, one after
+the other, in a process of their own, and print what the comments beside them show.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import pytest
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 PACKAGES = {
-    "docs/writing-a-backend.md": HERE / "site" / "acme_backend",
-    "docs/writing-an-optimizer.md": HERE / "site" / "acme_optimizer",
+    "docs/writing-a-backend.md": HERE / "plugins" / "site" / "acme_backend",
+    "docs/writing-an-optimizer.md": HERE / "plugins" / "site" / "acme_optimizer",
 }
 PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in ROOT.glob("docs/*.md"))]
 

@@ -11,9 +11,9 @@ import pytest
 
 import shardcore as sc
 from shardcore import schedules
-from shardcore.config import FeatureConfig, TableConfig
+from shardcore.engine.gradients import hyper_parameters
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
-from shardcore.learning_rates import hyper_parameters
+from shardcore.features.config import FeatureConfig, TableConfig
 
 S = schedules
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from shardcore.hookspecs import BackendSpec, hookimpl
+from shardcore.plugins import BackendSpec, hookimpl
 
 if TYPE_CHECKING:
     from shardcore_cpu.backend import CpuBackend

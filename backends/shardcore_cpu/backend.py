@@ -8,13 +8,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardcore.backend import Backend, FeatureBags, TableBatch, TableSpec, TableUpdate
-from shardcore.batch import gradient_rows_of_tables, sorted_rows, sorted_rows_of_tables
+from shardcore.backend import (
+    Backend,
+    FeatureBags,
+    TableBatch,
+    TableSpec,
+    TableUpdate,
+    gradient_rows_of_tables,
+    sorted_rows,
+    sorted_rows_of_tables,
+)
 from shardcore.dtypes import working_dtype
-from shardcore.store.lock import Mutex
-from shardcore.store.occurrences import Occurrences, every_row
-from shardcore.store.table import StoreTable
-from shardcore.store.work import uninterrupted
+from shardcore.store import Mutex, Occurrences, StoreTable, every_row, uninterrupted
 
 __all__ = ["CpuBackend"]
 

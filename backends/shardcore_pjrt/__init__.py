@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from shardcore.hookspecs import BackendSpec, CommandSpec, hookimpl
+from shardcore.plugins import BackendSpec, CommandSpec, hookimpl
 
 if TYPE_CHECKING:
     import jax
@@ -33,12 +33,12 @@ def shardcore_commands() -> Iterator[CommandSpec]:
     yield CommandSpec(
         "plan",
         "tell whether a model fits on a TPU topology, by compiling for it",
-        "shardcore_pjrt.plan",
+        "shardcore_pjrt.planning.plan",
     )
 
 
 def _unavailable(platform: str) -> str | None:
-    from shardcore_pjrt.installation import unavailable
+    from shardcore_pjrt.platform.installation import unavailable
 
     return unavailable(platform)
 
@@ -49,7 +49,7 @@ def _make(
     lanes: int | None = None,
     exchange: Literal["gather", "all_to_all"] | None = None,
 ) -> PjrtBackend:
-    from shardcore_pjrt.installation import require
+    from shardcore_pjrt.platform.installation import require
 
     require(platform)  # told before the backend's own imports would fail less clearly
     from shardcore_pjrt.backend import PjrtBackend

@@ -20,20 +20,14 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from numpy.typing import NDArray
 
-from shardcore.backend import Backend, TableBatch, TableSpec, TableUpdate
+from shardcore.backend import Backend, TableBatch, TableSpec, TableUpdate, Together
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
-from shardcore.layout import Layout
-from shardcore.store.rounding import rounds_by_chance, step_seed
-from shardcore.store.work import changed_here
-from shardcore.together import Together
-from shardcore_pjrt.activations import as_cut, trimmed
-from shardcore_pjrt.batch_parts import access_parts, batch_parts, table_parts, update_parts
+from shardcore.sharding import Layout
+from shardcore.store import changed_here, rounds_by_chance, step_seed
 from shardcore_pjrt.device_table import DeviceTable
-from shardcore_pjrt.geometry import Geometry
-from shardcore_pjrt.installation import devices_of
-from shardcore_pjrt.lookup_program import lookup_program
-from shardcore_pjrt.lookup_route import route_lookup
-from shardcore_pjrt.placing import (
+from shardcore_pjrt.mesh.batch_parts import access_parts, batch_parts, table_parts, update_parts
+from shardcore_pjrt.mesh.geometry import Geometry
+from shardcore_pjrt.mesh.placing import (
     fetched,
     on_mesh,
     over_devices,
@@ -41,12 +35,16 @@ from shardcore_pjrt.placing import (
     resharding_program,
     whole,
 )
-from shardcore_pjrt.processes import processes_of
-from shardcore_pjrt.programs import Programs
-from shardcore_pjrt.refusals import Refusals
-from shardcore_pjrt.strategy import Exchange, choose_exchange, update_exchange
-from shardcore_pjrt.update_program import update_program
-from shardcore_pjrt.update_route import UpdateRoute, route_update
+from shardcore_pjrt.mesh.processes import processes_of
+from shardcore_pjrt.platform.installation import devices_of
+from shardcore_pjrt.programs.activations import as_cut, trimmed
+from shardcore_pjrt.programs.compiled import Programs
+from shardcore_pjrt.programs.lookup_program import lookup_program
+from shardcore_pjrt.programs.refusals import Refusals
+from shardcore_pjrt.programs.update_program import update_program
+from shardcore_pjrt.routing.lookup_route import route_lookup
+from shardcore_pjrt.routing.strategy import Exchange, choose_exchange, update_exchange
+from shardcore_pjrt.routing.update_route import UpdateRoute, route_update
 
 __all__ = ["PjrtBackend"]
 

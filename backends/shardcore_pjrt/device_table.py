@@ -14,21 +14,21 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
 from shardcore.backend import TableSpec
-from shardcore.initial_slots import constant_of, initial_slots
 from shardcore.initializers import Constant, Zeros, fill
-from shardcore_pjrt.capacity import capacity
-from shardcore_pjrt.geometry import Geometry
-from shardcore_pjrt.placed_arrays import stored_dtype
-from shardcore_pjrt.placing import fetched, over_devices, put, spans_processes, whole
-from shardcore_pjrt.processes import processes_of
-from shardcore_pjrt.programs import Programs
-from shardcore_pjrt.row_access import (
+from shardcore.optimizer import constant_of, initial_slots
+from shardcore_pjrt.mesh.geometry import Geometry
+from shardcore_pjrt.mesh.placed_arrays import stored_dtype
+from shardcore_pjrt.mesh.placing import fetched, over_devices, put, spans_processes, whole
+from shardcore_pjrt.mesh.processes import processes_of
+from shardcore_pjrt.programs.compiled import Programs
+from shardcore_pjrt.programs.row_access import (
     Kind,
     filled_program,
     read_program,
     shard_write_program,
     write_program,
 )
+from shardcore_pjrt.routing.capacity import capacity
 
 __all__ = ["DeviceTable"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from shardcore.hookspecs import BackendSpec, CommandSpec, hookimpl
+from shardcore.plugins import BackendSpec, CommandSpec, hookimpl
 
 if TYPE_CHECKING:
     from shardcore_sim.backend import SimBackend

@@ -25,17 +25,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardcore.backend import Backend, FeatureBags, TableBatch, TableSpec, TableUpdate
-from shardcore.batch import joined_gains, scaled
+from shardcore.backend import (
+    Backend,
+    FeatureBags,
+    TableBatch,
+    TableSpec,
+    TableUpdate,
+    joined_gains,
+    scaled,
+)
 from shardcore.dtypes import working_dtype
 from shardcore.errors import ShardcoreRuntimeError, ShardcoreValueError
-from shardcore.layout import Layout
-from shardcore.offsets import row_ids_from_row_splits
-from shardcore.shapes import as_count
-from shardcore.store.lock import Mutex
-from shardcore.store.occurrences import Occurrences, every_row, sort_occurrences
-from shardcore.store.segment_reduce import reduce_bags
-from shardcore.store.work import uninterrupted
+from shardcore.ids import row_ids_from_row_splits
+from shardcore.sharding import Layout
+from shardcore.store import (
+    Mutex,
+    Occurrences,
+    every_row,
+    reduce_bags,
+    sort_occurrences,
+    uninterrupted,
+)
+from shardcore.validation import as_count
 from shardcore_sim.cost import CostModel, as_cost
 from shardcore_sim.exchange import Call, Exchange, HostLostError
 from shardcore_sim.faults import Fault, as_faults, as_number

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardcore.errors import ShardcoreTypeError
-from shardcore.shapes import as_count
-from shardcore.store.occurrences import sort_occurrences
-from shardcore.store.segment_reduce import reduce_bags
+from shardcore.store import reduce_bags, sort_occurrences
+from shardcore.validation import as_count
 from shardcore_sim.faults import as_number
 
 __all__ = ["CostModel", "as_cost", "calibrate"]

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardcore.dtypes import working_dtype
-from shardcore.layout import Layout
-from shardcore.model_file import Model, ModelTable
-from shardcore.shapes import as_count
+from shardcore.planning import Model, ModelTable
+from shardcore.sharding import Layout
+from shardcore.validation import as_count
 from shardcore_sim.cost import CostModel, as_cost
 from shardcore_sim.placement import home_layout, host_bytes
 from shardcore_sim.report import imbalance
@@ -385,7 +385,7 @@ def simulate(
 
     Examples
     --------
-    >>> from shardcore.model_file import example_model, load_model
+    >>> from shardcore.planning import example_model, load_model
     >>> model = load_model(example_model(), {"batch": 64})
     >>> one, two = simulate(model, hosts=[1, 2])
     >>> one.bytes, two.bytes > 0, one.host_bytes // two.host_bytes

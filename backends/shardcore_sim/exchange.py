@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardcore.errors import ShardcoreRuntimeError
-from shardcore.store.lock import Mutex
+from shardcore.store import Mutex
 from shardcore_sim.cost import CostModel
 from shardcore_sim.faults import DelayMessage, Fault, LoseHost, LoseMessage, SlowHost
 

@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
-from shardcore.shapes import as_count
+from shardcore.validation import as_count
 
 __all__ = [
     "DelayMessage",

@@ -21,16 +21,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shardcore.batch import TableSpec, TableUpdate
+from shardcore.backend import TableSpec, TableUpdate
 from shardcore.dtypes import working_dtype
-from shardcore.initial_slots import constant_of, fill_slots, initial_slots
 from shardcore.initializers import Zeros, fill
-from shardcore.layout import Layout
-from shardcore.store.lock import ReadWriteLock
-from shardcore.store.memory import aligned_zeros
-from shardcore.store.occurrences import Occurrences
-from shardcore.store.segment_reduce import reduce_bags, row_dots
-from shardcore.store.table import StoreTable
+from shardcore.optimizer import constant_of, fill_slots, initial_slots
+from shardcore.sharding import Layout
+from shardcore.store import (
+    Occurrences,
+    ReadWriteLock,
+    StoreTable,
+    aligned_zeros,
+    reduce_bags,
+    row_dots,
+)
 from shardcore_sim.exchange import Call
 
 __all__ = [

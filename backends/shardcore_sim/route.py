@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardcore.batch import FeatureBags
-from shardcore.layout import Layout
-from shardcore.offsets import row_ids_from_row_splits
-from shardcore.store.segment_reduce import occurrence_gains
+from shardcore.backend import FeatureBags
+from shardcore.ids import row_ids_from_row_splits
+from shardcore.sharding import Layout
+from shardcore.store import occurrence_gains
 
 __all__ = ["Occurring", "Share", "occurring", "own_splits", "shares"]
 

@@ -17,7 +17,7 @@ from shardcore.errors import (
     ShardcoreValueError,
     UnavailableError,
 )
-from shardcore.model_file import example_model, load_model
+from shardcore.planning import example_model, load_model
 from shardcore_sim.cost import CostModel, calibrate
 from shardcore_sim.estimate import HOSTS, Estimate, simulate
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardcore.hookspecs import OptimizerSpec, hookimpl
+from shardcore.plugins import OptimizerSpec, hookimpl
 
 __all__ = ["shardcore_optimizers"]
 

@@ -19,7 +19,7 @@ def compiled_update(formula: str, table_dtype: Any) -> UpdateFunction:
 @lru_cache(maxsize=64)
 def _compiled(formula: str, working: Any) -> UpdateFunction:
     # Here, not above: only tables that train on a CPU need the compiled modules.
-    from shardcore.store.instruction_set import best_module
+    from shardcore.store import best_module
 
     capsules = getattr(best_module("shardcore_optimizers._update"), formula)
     return UpdateFunction.from_capsule(capsules[working.name])

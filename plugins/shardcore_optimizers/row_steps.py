@@ -17,13 +17,14 @@ import numpy as np
 
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
 from shardcore.optimizer import (
+    InitialValue,
     Optimizer,
     SlotSpec,
     UpdateFunction,
     check_hyper_parameter,
     check_learning_rate,
+    initial_value,
 )
-from shardcore.slots import InitialValue, initial_value
 from shardcore_optimizers.kernels import compiled_update
 
 __all__ = [

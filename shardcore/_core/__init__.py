@@ -18,14 +18,14 @@ Rules, so that every kernel is safe from any thread and after any fork:
 * Input views are ``const``; the output is given; all are C-contiguous; nothing is allocated on the
   Python heap. Scratch memory is given too.
 * The computing part is ``noexcept nogil``. A kernel reports (-1, or the first offending position),
-  the Python face in `shardcore.offsets`, `shardcore.layout` or `shardcore.store` raises.
+  the Python face in `shardcore.ids`, `shardcore.sharding` or `shardcore.store` raises.
 * No threads, no OpenMP, no global state, no NumPy headers; no kernel does anything at import.
 * A body is written once, over the fused types of ``types.pxd``. ``rows.pxi`` is compiled once per
   instruction set, without floating contraction, so that all of them agree to the last bit.
 * Every kernel has a readable twin in `shardcore.reference`.
 
 To add one: write it here with its ``.pyi``, name it in ``setup.py``, write its twin, and let
-``tests/core`` compare the two.
+``tests/_core`` compare the two.
 """
 
 from pathlib import Path

@@ -12,14 +12,14 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from shardcore.backend.process_group import Together
 from shardcore.checkpoint.boxes import Box, whole
+from shardcore.checkpoint.collective import held_together
 from shardcore.checkpoint.encoding import stored_type
-from shardcore.checkpoint.several_processes import held_together
 from shardcore.checkpoint.state import Checkpointable, RestorePlan, SavedTensor, TensorSource
 from shardcore.errors import CorruptCheckpointError, ShardcoreTypeError, ShardcoreValueError
-from shardcore.row_store import ArrayRowStore
-from shardcore.together import Together
-from shardcore.variable import ShardedVariable
+from shardcore.variable.row_store import ArrayRowStore
+from shardcore.variable.variable import ShardedVariable
 
 __all__ = ["as_checkpointable"]
 

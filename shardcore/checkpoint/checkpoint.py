@@ -6,14 +6,9 @@ import os
 from pathlib import Path
 
 from shardcore.checkpoint.adapters import as_checkpointable
+from shardcore.checkpoint.collective import agree_on_step, held_together, restoring, save_together
 from shardcore.checkpoint.directory import as_path, as_step, step_path
 from shardcore.checkpoint.reader import OpenStep
-from shardcore.checkpoint.several_processes import (
-    agree_on_step,
-    held_together,
-    restoring,
-    save_together,
-)
 from shardcore.checkpoint.sharding import ShardingCallback
 from shardcore.checkpoint.state import Checkpointable, RestorePlan, SavedTensor
 from shardcore.checkpoint.writer import write_step

@@ -18,7 +18,7 @@ from shardcore.checkpoint.boxes import Box, contains, row_ranges, rows_of
 from shardcore.checkpoint.encoding import stored_type
 from shardcore.checkpoint.reader import rows_per_block
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
-from shardcore.shapes import as_shape
+from shardcore.validation.shapes import as_shape
 
 __all__ = ["Shard", "ShardableTensor", "ShardingCallback", "SliceSpec", "TensorSlice"]
 

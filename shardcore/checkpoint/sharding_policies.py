@@ -17,7 +17,7 @@ from shardcore.checkpoint.sharding import (
     SliceSpec,
     TensorSlice,
 )
-from shardcore.shapes import as_count
+from shardcore.validation.shapes import as_count
 
 __all__ = ["MaxShardSizePolicy", "ShardByTaskPolicy"]
 

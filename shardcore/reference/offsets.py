@@ -1,4 +1,4 @@
-"""Twins of `shardcore.offsets`: three ways to say which values belong to which bag."""
+"""Twins of `shardcore.ids.row_splits`: three ways to say which values belong to which bag."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Twins of `shardcore.layout`: which shard has which row, told with Python's own integers.
+"""Twins of `shardcore.sharding.layout`: which shard has which row, told with Python's own integers.
 
-And of `shardcore.own_arrays`: which ids are rows at all.
+And of `shardcore.ids.own_arrays`: which ids are rows at all.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from shardcore.dtypes import working_dtype
-from shardcore.optimizer import Optimizer
+from shardcore.optimizer.base import Optimizer
 from shardcore.reference.offsets import row_ids_from_row_splits
 from shardcore.reference.random import uniform_bits
 from shardcore.store.occurrences import Occurrences

@@ -21,3 +21,39 @@ A store knows nothing of hosts or messages.
 # numpy.unique imports it when it is first called. An interrupt in the midst of an import can leave
 # its lock behind, at which every other thread that comes to the import waits for ever.
 import numpy.ma  # noqa: F401
+
+from shardcore.store.instruction_set import best_module
+from shardcore.store.lock import Mutex, ReadWriteLock, calling_thread
+from shardcore.store.memory import aligned_zeros
+from shardcore.store.occurrences import Occurrences, every_row, sort_occurrences
+from shardcore.store.rounding import rounds_by_chance, step_seed
+from shardcore.store.segment_reduce import (
+    divisors,
+    occurrence_gains,
+    reciprocals,
+    reduce_bags,
+    row_dots,
+)
+from shardcore.store.table import StoreTable
+from shardcore.store.work import changed_here, uninterrupted
+
+__all__ = [
+    "Mutex",
+    "Occurrences",
+    "ReadWriteLock",
+    "StoreTable",
+    "aligned_zeros",
+    "best_module",
+    "calling_thread",
+    "changed_here",
+    "divisors",
+    "every_row",
+    "occurrence_gains",
+    "reciprocals",
+    "reduce_bags",
+    "row_dots",
+    "rounds_by_chance",
+    "sort_occurrences",
+    "step_seed",
+    "uninterrupted",
+]

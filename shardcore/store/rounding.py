@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardcore._core import random as _kernel
-from shardcore.optimizer import Optimizer
+from shardcore.optimizer.base import Optimizer
 
 __all__ = ["narrowed", "round_by_chance", "rounds_by_chance", "step_seed"]
 

@@ -20,10 +20,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from shardcore.dtypes import kind_of, row_bytes, table_dtype, working_dtype
 from shardcore.errors import ShardcoreIndexError, ShardcoreTypeError, ShardcoreValueError
-from shardcore.offsets import check_row_splits, integers, row_ids_from_row_splits
-from shardcore.own_arrays import take_ids
+from shardcore.ids.own_arrays import take_ids
+from shardcore.ids.row_splits import check_row_splits, row_ids_from_row_splits
 from shardcore.store import threads
 from shardcore.store.instruction_set import best_module
+from shardcore.validation.integers import integers
 
 __all__ = [
     "COMBINERS",

@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardcore.dtypes import working_dtype
-from shardcore.initial_slots import fill_slots
-from shardcore.initializers import Zeros, fill
-from shardcore.optimizer import Optimizer
+from shardcore.initializers.constants import Zeros
+from shardcore.initializers.filling import fill
+from shardcore.optimizer.base import Optimizer
+from shardcore.optimizer.slot_values import fill_slots
 from shardcore.store.lock import ReadWriteLock
 from shardcore.store.memory import aligned_zeros
 from shardcore.store.occurrences import Occurrences

@@ -1,4 +1,4 @@
-"""Ids copied and checked on several threads: `shardcore.own_arrays.take_ids`, for large batches."""
+"""Ids copied and checked on several threads: `take_ids` for large batches."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from shardcore import own_arrays
+from shardcore.ids import own_arrays
 from shardcore.store import threads
 
 __all__ = ["take_ids_on_threads"]

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from shardcore.errors import ShardcoreValueError
-from shardcore.shapes import as_count
 from shardcore.store.work import run_tasks
+from shardcore.validation.shapes import as_count
 
 __all__ = ["get_num_threads", "ranges", "run", "set_num_threads"]
 

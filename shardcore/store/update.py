@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from shardcore.dtypes import kind_of, row_bytes, working_dtype
 from shardcore.errors import ShardcoreValueError
-from shardcore.optimizer import Optimizer
+from shardcore.optimizer.base import Optimizer
 from shardcore.store import threads
 from shardcore.store.instruction_set import best_module
 from shardcore.store.occurrences import Occurrences

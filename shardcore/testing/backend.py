@@ -13,21 +13,19 @@ import pytest
 from numpy.typing import NDArray
 
 from shardcore import optimizers
-from shardcore.backend import Backend, TableBatch, TableUpdate
-from shardcore.config import FeatureConfig, QuantizationConfig, TableConfig
+from shardcore.backend.base import Backend
+from shardcore.backend.messages import TableBatch, TableUpdate
+from shardcore.backend.quantization import QuantizationConfig
 from shardcore.dtypes import TABLE_DTYPES, as_dtype, working_dtype
-from shardcore.embedding import ShardedEmbedding
+from shardcore.engine.embedding import ShardedEmbedding
 from shardcore.errors import ShardcoreError, UnavailableError, UpdateRefusedError
-from shardcore.initializers import (
-    Constant,
-    Normal,
-    RowId,
-    TruncatedNormal,
-    as_initializer,
-    derived_seed,
-)
-from shardcore.layout import Layout
-from shardcore.optimizer import Optimizer
+from shardcore.features.config import FeatureConfig, TableConfig
+from shardcore.initializers.base import derived_seed
+from shardcore.initializers.constants import Constant, RowId
+from shardcore.initializers.distributions import Normal, TruncatedNormal
+from shardcore.initializers.filling import as_initializer
+from shardcore.optimizer.base import Optimizer
+from shardcore.sharding.layout import Layout
 from shardcore.testing.agreement import assert_agree
 from shardcore.testing.beginnings import Declared, FromRows
 from shardcore.testing.model import ModelBackend

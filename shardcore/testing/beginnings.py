@@ -8,8 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from shardcore.initializers import Normal, RowId
-from shardcore.optimizer import LearningRate, Optimizer, SlotSpec
+from shardcore.initializers.constants import RowId
+from shardcore.initializers.distributions import Normal
+from shardcore.optimizer.base import Optimizer
+from shardcore.optimizer.hyperparameters import LearningRate
+from shardcore.optimizer.slots import SlotSpec
 
 __all__ = ["Declared", "FromRows"]
 

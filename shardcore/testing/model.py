@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardcore.backend import Backend, FeatureBags, TableBatch, TableSpec, TableUpdate
+from shardcore.backend.base import Backend
+from shardcore.backend.messages import FeatureBags, TableBatch, TableSpec, TableUpdate
 from shardcore.dtypes import working_dtype
-from shardcore.initial_slots import initial_slots
+from shardcore.optimizer.slot_values import initial_slots
 from shardcore.reference import round_by_chance
 from shardcore.store.rounding import step_seed
 

@@ -15,12 +15,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from shardcore.backend import TableBatch, TableUpdate
-from shardcore.batch import gradient_rows, sorted_rows
+from shardcore.backend.gradients import gradient_rows, sorted_rows
+from shardcore.backend.messages import TableBatch, TableUpdate
 from shardcore.dtypes import TABLE_DTYPES, as_dtype, working_dtype
 from shardcore.errors import ShardcoreError, UnavailableError
-from shardcore.initializers import Normal
-from shardcore.optimizer import Optimizer, SlotSpec, UpdateFunction
+from shardcore.initializers.distributions import Normal
+from shardcore.optimizer.base import Optimizer
+from shardcore.optimizer.compiled import UpdateFunction
+from shardcore.optimizer.slots import SlotSpec
 from shardcore.store.occurrences import every_row
 from shardcore.store.table import StoreTable
 from shardcore.testing.agreement import assert_agree

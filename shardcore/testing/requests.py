@@ -12,11 +12,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from shardcore.backend import FeatureBags, TableSpec
+from shardcore.backend.messages import FeatureBags, TableSpec
 from shardcore.dtypes import as_dtype, working_dtype
 from shardcore.errors import ShardcoreRuntimeError
-from shardcore.initializers import Uniform
-from shardcore.optimizer import LearningRate, Optimizer, SlotSpec
+from shardcore.initializers.distributions import Uniform
+from shardcore.optimizer.base import Optimizer
+from shardcore.optimizer.hyperparameters import LearningRate
+from shardcore.optimizer.slots import SlotSpec
 from shardcore.store.segment_reduce import divisors
 
 __all__ = ["Probe", "Refusing", "gradient_of", "make_bags", "make_spec", "read_only"]

@@ -19,9 +19,11 @@ from hypothesis.stateful import (
 from numpy.typing import NDArray
 
 from shardcore import optimizers
-from shardcore.backend import Backend, FeatureBags, TableSpec
+from shardcore.backend.base import Backend
+from shardcore.backend.messages import FeatureBags, TableSpec
 from shardcore.dtypes import working_dtype
-from shardcore.initializers import RowId, Uniform
+from shardcore.initializers.constants import RowId
+from shardcore.initializers.distributions import Uniform
 from shardcore.testing.requests import Probe, bags_of, make_spec, read_only
 from shardcore.testing.twins import Looked, RawRows, Twins
 

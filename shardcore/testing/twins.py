@@ -9,7 +9,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from shardcore.backend import Backend, FeatureBags, TableBatch, TableSpec, TableUpdate
+from shardcore.backend.base import Backend
+from shardcore.backend.messages import FeatureBags, TableBatch, TableSpec, TableUpdate
 from shardcore.dtypes import working_dtype
 from shardcore.testing.agreement import assert_agree
 from shardcore.testing.model import ModelBackend

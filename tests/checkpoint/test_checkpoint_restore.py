@@ -15,8 +15,8 @@ from shardcore.errors import (
     ShardcoreTypeError,
     ShardcoreValueError,
 )
-from shardcore.layout import Layout
-from shardcore.variable import ShardedVariable
+from shardcore.sharding.layout import Layout
+from shardcore.variable.variable import ShardedVariable
 
 
 @pytest.fixture

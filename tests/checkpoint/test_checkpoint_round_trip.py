@@ -22,8 +22,8 @@ from shardcore.errors import (
     ShardcoreTypeError,
     ShardcoreValueError,
 )
-from shardcore.layout import Layout
-from shardcore.variable import ShardedVariable
+from shardcore.sharding.layout import Layout
+from shardcore.variable.variable import ShardedVariable
 
 NUMBERS = [
     "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16",

@@ -118,7 +118,7 @@ def test_after_the_environment_of_make_test(clone):
     folder, _ = clone
     make(folder, ".venv-test/ready")
     check_from_inside(folder, ".venv-test")
-    run(folder, ".venv-test/bin/python", "-m", "pytest", "-q", "tests/core/test_offsets.py")
+    run(folder, ".venv-test/bin/python", "-m", "pytest", "-q", "tests/_core/test_offsets.py")
 
 
 def test_make_demo_runs_the_sources_as_they_are_now(clone):

@@ -1,0 +1,77 @@
+"""What of a call's arguments has to be the same in every process, by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardcore.backend import Part, TableBatch, TableSpec, TableUpdate
+
+__all__ = ["access_parts", "batch_parts", "table_parts", "update_parts"]
+
+
+def table_parts(spec: TableSpec) -> Iterator[Part]:
+    """Yield what a table is; its initial values are compared when they are written."""
+    optimizer = None if spec.optimizer is None else spec.optimizer.config()
+    quantization = spec.quantization
+    yield "name of the table", spec.name
+    yield (
+        f"settings of table {spec.name!r}",
+        repr(
+            (
+                (spec.num_rows, spec.dim, spec.dtype.name, spec.seed),
+                (spec.layout, spec.placement, spec.exchange, quantization),
+            )
+        ),
+    )
+    yield f"optimizer of table {spec.name!r}", json.dumps(optimizer, sort_keys=True)
+
+
+def access_parts(
+    table: str,
+    slot: str | None,
+    rows: NDArray[np.int64],
+    values: NDArray[Any] | None = None,
+) -> Iterator[Part]:
+    """Yield what is read, or written, of a table or a slot of it."""
+    yield "name of the table", repr((table, slot))
+    yield f"rows of table {table!r}", rows
+    if values is not None:
+        yield f"values of table {table!r}", values
+
+
+def batch_parts(batches: Sequence[TableBatch]) -> Iterator[Part]:
+    """Yield the tables of a batch, and the bags of each of their features."""
+    asked = [(batch.table, len(batch.features), batch.training) for batch in batches]
+    yield "tables", repr(asked)
+    for batch in batches:
+        for at, bags in enumerate(batch.features):
+            name = f"feature {at} of table {batch.table!r}"
+            yield f"ids of {name}", bags.ids
+            yield f"row_splits of {name}", bags.row_splits
+            for what, array in (("weights", bags.weights), ("divisors", bags.divisors)):
+                yield f"{what} of {name}", b"" if array is None else array
+
+
+def update_parts(updates: Sequence[TableUpdate]) -> Iterator[Part]:
+    """Yield what an update is done with; of gradients on devices, which are one, only their kind.
+
+    The batch was the same in every process when it was looked up.
+    """
+    yield "tables", repr([update.batch.table for update in updates])
+    for update in updates:
+        table = f"table {update.batch.table!r}"
+        yield f"step of {table}", str(update.step)
+        yield f"hyper-parameters of {table}", np.array(update.hyper, np.float64)
+        for at, (gradient, path) in enumerate(zip(update.gradients, update.unchecked, strict=True)):
+            name = path or f"gradient {at} of {table}"
+            if gradient is None:
+                yield name, b""
+            elif isinstance(gradient, np.ndarray):
+                yield name, gradient
+            else:
+                yield name, f"on devices: {gradient.dtype} {gradient.shape}"

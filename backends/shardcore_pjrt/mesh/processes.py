@@ -1,0 +1,359 @@
+"""The processes of one program: they make the same calls with the same batches, or are told.
+
+JAX runs a program of several processes as if it were one: each of them starts the same device
+programs in the same order, with the same arguments. Were one given another batch, rows would be
+wrong, or devices would wait for each other for ever. So each call here begins with a message of
+fixed size that all devices exchange by one small program: who calls what, and a checksum of what he
+was given. All processes see all messages, so all of them raise or none.
+
+A process that reads or writes files for a while says every second that it is busy, and the others
+wait on: only one that is dead or stuck meets the time limit of collectives, which the user sets.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from numpy.typing import NDArray
+
+from shardcore import errors
+from shardcore.backend import Part, Read
+from shardcore.errors import ShardcoreError, ShardcoreRuntimeError, ShardcoreValueError
+from shardcore.store import calling_thread
+from shardcore_pjrt.mesh.placing import fetched, over_devices, resharding_program, whole
+
+__all__ = ["Processes", "processes_of"]
+
+PAUSE: Final = 1.0
+"""Seconds between two words of a process that is busy."""
+
+_HEAD: Final = struct.Struct("<16sIII")
+_WORDS: Final = 128
+_ROOM: Final = 4 * _WORDS - _HEAD.size
+
+_BUSY, _FAILED, _FOLLOWS, _READS, _SAVED = "busy", "failed", "follows", "reads", "saved"
+
+
+@dataclass(frozen=True)
+class _Message:
+    """What a process tells the others: a word, the checksum of its parts and their number."""
+
+    word: str
+    checksum: int = 0
+    parts: int = 0
+    body: bytes = b""
+
+    def packed(self) -> NDArray[np.uint32]:
+        body = self.body[:_ROOM]
+        head = _HEAD.pack(self.word.encode(), self.checksum, self.parts, len(body))
+        return np.frombuffer((head + body).ljust(4 * _WORDS, b"\0"), np.uint32)
+
+    @classmethod
+    def unpacked(cls, words: NDArray[np.uint32]) -> _Message:
+        raw = words.tobytes()
+        word, checksum, parts, size = _HEAD.unpack_from(raw)
+        body = raw[_HEAD.size : _HEAD.size + size]
+        return cls(word.rstrip(b"\0").decode(), checksum, parts, body)
+
+
+def _checksum(part: Any) -> int:
+    if isinstance(part, np.ndarray):
+        kind = zlib.crc32(f"{part.dtype}{part.shape}".encode())
+        return zlib.crc32(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data, kind)
+    return zlib.crc32(part.encode() if isinstance(part, str) else part)
+
+
+@cache
+def processes_of(mesh: Mesh) -> Processes:
+    """Return the processes whose devices a mesh has: one object for all backends on it."""
+    return Processes(mesh)
+
+
+class Processes:
+    """The processes of a mesh, seen from one of them.
+
+    Parameters
+    ----------
+    mesh : Mesh
+        Of one axis, "x".
+
+    Attributes
+    ----------
+    numbers : list of int
+        As JAX counts processes, in the order of the mesh; the first is the one that writes.
+    several : bool
+        Whether there is more than one; if not, there is nothing to agree on.
+    lock : threading.RLock
+        Held from an agreement until the programs that it is about were started.
+    """
+
+    def __init__(self, mesh: Mesh) -> None:
+        owners = [device.process_index for device in mesh.devices.flat]
+        self.numbers = list(dict.fromkeys(owners))
+        self.several = len(self.numbers) > 1
+        self.lock = threading.RLock()
+        self._mesh = mesh
+        self._first_devices = [owners.index(number) for number in self.numbers]
+        self._own = mesh.devices.flat[0].client.process_index()
+        self._in_save = [(_READS, _SAVED), *[(_FOLLOWS,)] * (len(self.numbers) - 1)]
+        self._caller: tuple[int, str] | None = None
+        self._rest: threading.Event | None = None  # set: the process is no longer busy
+        self._known: BaseException | None = None  # what every process has raised
+
+    # --- agreement -------------------------------------------------------------------------------
+
+    def agree(self, call: str, parts: Iterable[Part]) -> None:
+        """Raise, in every process, unless all make this call with the same parts.
+
+        Parameters
+        ----------
+        call : str
+            At most 16 characters.
+        parts : iterable of (str, bytes, str or ndarray)
+            Names and what is to be the same. With one process they are not looked at.
+
+        Raises
+        ------
+        ShardcoreValueError
+            If something differs: it names the call, what differs, and a process where it does.
+        ShardcoreRuntimeError
+            If another process makes another call, has failed, or does not answer in time; or if the
+            calls of this process come from several threads.
+        """
+        if not self.several:
+            return
+        self._check_thread(call)
+        sums = [(name, _checksum(part)) for name, part in parts]
+        together = zlib.crc32(repr(sums).encode())
+        with self.lock:
+            messages = self._settled(call, _Message(call, together, len(sums)))
+            self._check_words(call, messages, [(call,)] * len(messages))
+            for at, message in enumerate(messages):
+                if message.checksum != messages[0].checksum:
+                    name = self._first_difference(call, sums, messages, at)
+                    raise self._raised(
+                        ShardcoreValueError(
+                            f"{call} must be given the same in every process, but process "
+                            f"{self.numbers[at]} has not the {name} of process {self.numbers[0]}"
+                        )
+                    )
+
+    def _check_thread(self, call: str) -> None:
+        thread = calling_thread()  # changes are made in another one, on its behalf
+        first, first_call = self._caller = self._caller or (thread, call)
+        if thread != first:
+            names = {one.ident: one.name for one in threading.enumerate()}
+            raise ShardcoreRuntimeError(
+                "over several processes all calls must come from one thread, since each of them "
+                f"starts device programs in one order (so pipeline must be False): {call} came "
+                f"from {names.get(thread)!r}, {first_call} from {names.get(first)!r}"
+            )
+
+    def _first_difference(
+        self, call: str, sums: list[tuple[str, int]], messages: list[_Message], at: int
+    ) -> str:
+        """Return the name of the first part that the process at `at` has otherwise."""
+        for part in range(min(messages[0].parts, messages[at].parts)):
+            # A process with fewer parts takes part with zeros: all make as many exchanges.
+            name, checksum = sums[part] if part < len(sums) else ("", 0)
+            told = self._settled(call, _Message(call, checksum, body=name.encode()))
+            if (told[0].checksum, told[0].body) != (told[at].checksum, told[at].body):
+                return told[at].body.decode(errors="replace")
+        return "number of parts"
+
+    def _check_words(
+        self, call: str, messages: list[_Message], expected: Sequence[tuple[str, ...]]
+    ) -> None:
+        """Raise unless every process said one of the words expected of it."""
+        for number, message in zip(self.numbers, messages, strict=True):
+            if message.word == _FAILED:
+                raise self._raised(self._failure(call, number, message))
+        if all(told.word in words for told, words in zip(messages, expected, strict=True)):
+            return
+        came_to = ", ".join(
+            f"process {number} came to {message.word!r}"
+            for number, message in zip(self.numbers, messages, strict=True)
+        )
+        raise self._raised(
+            ShardcoreRuntimeError(
+                f"all processes must make the same calls in the same order: {came_to}"
+            )
+        )
+
+    def _failure(self, call: str, number: int, message: _Message) -> ShardcoreError:
+        """Return what to raise here for what was raised there: of the same kind, if it is ours."""
+        kind, _, text = message.body.decode(errors="replace").partition(": ")
+        known = getattr(errors, kind, None) if kind in errors.__all__ else None
+        of_kind = known or ShardcoreRuntimeError
+        told = text if known else f"{kind}: {text}"
+        error: ShardcoreError = of_kind(f"{call}: process {number} failed: {told}")
+        return error
+
+    def _raised(self, error: ShardcoreError) -> ShardcoreError:
+        """Return an error that every process raises now: nobody waits for a word any more."""
+        self._known = error
+        if self._rest is not None:
+            self._rest.set()
+        return error
+
+    # --- messages --------------------------------------------------------------------------------
+
+    def _settled(self, call: str, message: _Message) -> list[_Message]:
+        """Return the message of every process, once none is busy."""
+        while True:
+            messages = self._exchanged(call, message)
+            if all(one.word != _BUSY for one in messages):
+                return messages
+
+    def _exchanged(self, call: str, message: _Message) -> list[_Message]:
+        """Return what every process tells now."""
+        words = message.packed()
+        cut = over_devices(self._mesh)
+        shape = (self._mesh.size, words.size)
+        own = jax.make_array_from_callback(shape, cut, lambda index: words[None])
+        try:
+            everyone = fetched(resharding_program(whole(self._mesh))(own))
+        except (jax.errors.JaxRuntimeError, ValueError) as error:  # one failure, two ways to tell
+            raise self._raised(
+                ShardcoreRuntimeError(
+                    f"{call}: another process is dead or stuck, or did not come to this call "
+                    f"within the time limit of collectives: {error}"
+                )
+            ) from error
+        return [_Message.unpacked(everyone[at]) for at in self._first_devices]
+
+    def _fail(self, call: str, error: BaseException) -> None:
+        """Tell the others what was raised here, unless they know, or can no longer be reached."""
+        if error is self._known or not isinstance(error, Exception):
+            return
+        if isinstance(error, jax.errors.JaxRuntimeError):
+            return
+        text = f"{type(error).__name__}: {error}".encode()
+        with self.lock:
+            try:
+                self._settled(call, _Message(_FAILED, body=text))
+            except ShardcoreRuntimeError as unreached:
+                error.add_note(f"the other processes could not be told: {unreached}")
+            finally:
+                if self._rest is not None:
+                    self._rest.set()
+
+    @contextmanager
+    def _busy(self, call: str) -> Iterator[None]:
+        """Say every second, whenever the lock is free, that this process is at work."""
+        rest = self._rest = threading.Event()
+
+        def say_so() -> None:
+            while not rest.wait(PAUSE):
+                with self.lock:
+                    if rest.is_set():
+                        return
+                    try:
+                        self._exchanged(call, _Message(_BUSY))
+                    except ShardcoreRuntimeError:  # raised again by the next call that needs them
+                        return
+
+        thread = threading.Thread(target=say_so, name="shardcore-busy", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            rest.set()
+            thread.join()
+            self._rest = None
+
+    # --- checkpoints -----------------------------------------------------------------------------
+
+    def save(
+        self,
+        parts: Iterable[Part],
+        reads: Mapping[str, Read],
+        write: Callable[[Mapping[str, Read]], None],
+    ) -> None:
+        """Let the first process write what all of them read; the others do what it says.
+
+        Parameters
+        ----------
+        parts : iterable of (str, bytes, str or ndarray)
+            What has to be the same in all processes.
+        reads : mapping of str to callable
+        write : callable
+            Called in the first process.
+
+        Raises
+        ------
+        ShardcoreError
+            What `write` or a read raised, in every process; or as `agree`.
+        """
+        self.agree("save", [*parts, ("tensors", "\n".join(reads))])
+        if self._own == self.numbers[0]:
+            self._lead(reads, write)
+            return
+        try:
+            self._follow(reads)
+        except BaseException as error:
+            self._fail("save", error)
+            raise
+
+    def _lead(self, reads: Mapping[str, Read], write: Callable[[Mapping[str, Read]], None]) -> None:
+        with self._busy("save"):
+            try:
+                write({name: self._led(at, name, reads[name]) for at, name in enumerate(reads)})
+                with self.lock:
+                    self._command(_Message(_SAVED))
+                    assert self._rest is not None, "the process is busy"
+                    self._rest.set()  # before the lock is free: nobody answers any more
+            except BaseException as error:
+                self._fail("save", error)
+                raise
+
+    def _led(self, at: int, name: str, read: Read) -> Read:
+        def read_by_all(place: tuple[int, ...]) -> NDArray[Any]:
+            with self.lock:
+                self._command(_Message(_READS, body=np.array((at, *place), np.int64).tobytes()))
+                values = read(place)
+                self.agree("save", [(name, values)])
+            return values
+
+        return read_by_all
+
+    def _command(self, message: _Message) -> None:
+        messages = self._settled("save", message)
+        self._check_words("save", messages, self._in_save)
+
+    def _follow(self, reads: Mapping[str, Read]) -> None:
+        names = list(reads)
+        while True:
+            with self.lock:
+                messages = self._settled("save", _Message(_FOLLOWS))
+                self._check_words("save", messages, self._in_save)
+                if messages[0].word == _SAVED:
+                    return
+                at, *place = np.frombuffer(messages[0].body, np.int64).tolist()
+                values = reads[names[at]](tuple(place))
+                self.agree("save", [(names[at], values)])
+
+    @contextmanager
+    def restoring(self) -> Iterator[None]:
+        """Return a context in which each process reads a checkpoint; all leave it well, or none."""
+        with self._busy("restore"):
+            try:
+                self.agree("restore", ())
+                yield
+                with self.lock:
+                    self.agree("restored", ())
+                    assert self._rest is not None, "the process is busy"
+                    self._rest.set()  # before the lock is free: nobody answers any more
+            except BaseException as error:
+                self._fail("restore", error)
+                raise

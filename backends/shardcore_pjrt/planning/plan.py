@@ -1,0 +1,235 @@
+"""The command that tells whether a model fits on a TPU topology, with no TPU.
+
+It compiles what the backend would run, for the topology, and adds up what a device needs. See
+``shardcore plan --help``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+from shardcore.errors import ShardcoreError
+from shardcore.planning import Model, example_model, load_model
+from shardcore.validation import as_count
+from shardcore_pjrt.planning.fits import Plan, TableNeeds, compiled_plan, smallest_plan
+from shardcore_pjrt.planning.topologies import topology
+
+__all__ = ["add_arguments", "as_json", "as_text", "main", "run"]
+
+_FITS, _FITS_NOT, _FAILED = 0, 1, 2
+
+_COLUMNS: Final[tuple[tuple[str, Callable[[TableNeeds], str]], ...]] = (
+    ("table", lambda one: one.name),
+    ("placement", lambda one: one.placement),
+    ("device", lambda one: "all" if one.home is None else f"{one.home}"),
+    ("exchange", lambda one: one.exchange or "-"),
+    ("table", lambda one: _mib(one.table)),
+    ("slots", lambda one: _mib(one.slots)),
+    ("batch", lambda one: _mib(one.batch)),
+    ("temporaries", lambda one: _mib(one.temporaries) if one.exchange else "-"),
+    ("programs", lambda one: _mib(one.code) if one.exchange else "-"),
+    ("seconds", lambda one: f"{one.seconds:.1f}" if one.exchange else "-"),
+)
+_WORDS: Final = 4  # columns before the first number
+
+
+def _mib(nbytes: int) -> str:
+    return f"{nbytes / 2**20:.1f}"
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 2**30:.2f} GiB" if nbytes >= 2**30 else f"{_mib(nbytes)} MiB"
+
+
+def as_text(model: Model, plan: Plan, smallest: Plan | None) -> str:
+    """Return a plan as people read it.
+
+    Parameters
+    ----------
+    model : Model
+    plan : Plan
+        Of the topology that was asked for.
+    smallest : Plan or None
+        Of the smallest listed topology that fits; None: there is none.
+    """
+    where = plan.topology
+    per_chip = f", {where.devices_per_chip} devices a chip" if where.devices_per_chip > 1 else ""
+    lines = [
+        f"{where.name}: {where.chips} chips{per_chip}, {_size(where.hbm)} for programs on each "
+        "device",
+        f"{len(model.tables)} tables, {sum(one.spec.num_rows for one in model.tables)} rows, "
+        f"batch {model.batch}, ids {model.ids.text}",
+        "",
+        "MiB on each device that holds the table, and seconds to compile",
+        *_table(plan.tables),
+        "",
+        f"on device {plan.fullest}, the fullest: {_sums(plan)}",
+        _verdict(plan),
+        _blame(plan),
+    ]
+    if smallest is None:
+        lines.append(f"smallest listed topology that fits: none of {where.generation}")
+    else:
+        lines.append(
+            f"smallest listed topology that fits: {smallest.topology.name}, "
+            f"with {_size(smallest.needed)} of {_size(smallest.topology.hbm)} on each device"
+        )
+    return "\n".join(lines)
+
+
+def _table(tables: Sequence[TableNeeds]) -> list[str]:
+    rows = [[name for name, _ in _COLUMNS]]
+    rows += [[show(one) for _, show in _COLUMNS] for one in tables]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if at < _WORDS else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def _on_fullest(plan: Plan) -> dict[str, int]:
+    """Return what the fullest device needs, by kind."""
+    device = plan.fullest
+    held = [one for one in plan.tables if one.home in (None, device)]
+    return {
+        "tables": sum(one.table for one in held),
+        "slots": sum(one.slots for one in held),
+        "batch": sum(one.batch for one in held)
+        + sum(one.elsewhere for one in plan.tables if one not in held),
+        "temporaries": max((one.temporaries for one in held), default=0),
+        "programs": sum(one.code for one in held),
+    }
+
+
+def _sums(plan: Plan) -> str:
+    sums = _on_fullest(plan)
+    known = [kind for kind in sums if plan.compiled or kind not in ("temporaries", "programs")]
+    return ", ".join(f"{kind} {_size(sums[kind])}" for kind in known)
+
+
+def _verdict(plan: Plan) -> str:
+    room = f"{_size(plan.needed)} of {_size(plan.topology.hbm)}"
+    if plan.fits:
+        return f"fits: {room}"
+    if not plan.compiled:
+        return f"does not fit: at least {room}, so nothing was compiled"
+    if plan.largest.refused:
+        return "does not fit: the compiler refused a program"
+    return f"does not fit: {room}"
+
+
+def _blame(plan: Plan) -> str:
+    one = plan.largest
+    blame = f"most is taken by table {one.name!r}: {_size(one.total)}, {_size(one.table)} of rows"
+    if one.refused:
+        blame = f"to blame is table {one.name!r}: {one.refused.removesuffix('.')}"
+    if one.placement in ("table", "replicated") and not plan.fits:
+        blame += f"; it is placed {one.placement!r}, placement 'row' would cut it"
+    return blame
+
+
+def as_json(model: Model, plan: Plan, smallest: Plan | None) -> str:
+    """Return a plan as JSON; bytes are those of one device.
+
+    Parameters
+    ----------
+    model : Model
+    plan : Plan
+    smallest : Plan or None
+    """
+    described = {
+        "topology": asdict(plan.topology),
+        "devices": plan.topology.devices,
+        "batch": model.batch,
+        "fits": plan.fits,
+        "compiled": plan.compiled,
+        "needed": plan.needed,
+        "available": plan.topology.hbm,
+        "fullest_device": plan.fullest,
+        "on_fullest_device": _on_fullest(plan),
+        "largest_table": plan.largest.name,
+        "smallest_topology": None if smallest is None else smallest.topology.name,
+        "tables": [asdict(one) for one in plan.tables],
+    }
+    return json.dumps(described, indent=2)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments to a parser."""
+    parser.epilog = (
+        "The exit code is 0 if the model fits, 1 if it does not, 2 after an error. Needs libtpu, "
+        "pip install 'shardcore[tpu]', but no TPU, unless the tables alone are too large. Where "
+        "there is none, ALLOW_MULTIPLE_LIBTPU_LOAD=1 lets several processes compile at a time."
+    )
+    parser.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL.toml",
+        help="description of the model; DLRM-DCNv2 of MLPerf if not given",
+    )
+    parser.add_argument(
+        "--topology", required=True, metavar="NAME", help="such as v5e:4x4 or v5p:2x2x1"
+    )
+    parser.add_argument("--batch", type=int, metavar="N", help="samples of a step, over all chips")
+    parser.add_argument("--ids", metavar="LAW", help="uniform, zipf:<exponent> or reuse:2021|2022")
+    parser.add_argument("--optimizer", metavar="NAME", help="of all tables; '' for lookups only")
+    for name, values in (
+        ("placement", ("row", "table", "column", "replicated")),
+        ("layout", ("div", "mod")),
+    ):
+        parser.add_argument(f"--{name}", choices=values, help=f"{name} of all tables")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the ids; 0")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command: print the plan; return 0 if the model fits, else 1.
+
+    Raises
+    ------
+    ShardcoreError
+        If an argument or the model breaks a rule, or libtpu cannot be used.
+    """
+    asked = topology(arguments.topology)
+    overrides: dict[str, Any] = {
+        key: getattr(arguments, key)
+        for key in ("batch", "ids", "optimizer", "placement", "layout")
+        if getattr(arguments, key) is not None
+    }
+    seed = as_count(arguments.seed, "seed", 0)
+    model = load_model(arguments.model or example_model(), overrides)
+    plan = compiled_plan(model, asked, seed, _tell)
+    smallest = smallest_plan(model, plan, seed, _tell)
+    print((as_json if arguments.json else as_text)(model, plan, smallest))
+    return _FITS if plan.fits else _FITS_NOT
+
+
+def _tell(line: str) -> None:
+    print(f"plan: {line}", file=sys.stderr)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line; return 0, 1 if the model does not fit, or 2 after an error."""
+    parser = argparse.ArgumentParser(
+        prog="python -m shardcore_pjrt.planning.plan",
+        description="Tell whether a model fits on a TPU topology, by compiling for it.",
+    )
+    add_arguments(parser)
+    arguments = parser.parse_args(argv)
+    try:
+        return run(arguments)
+    except ShardcoreError as error:
+        print(f"plan: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return _FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,16 @@
+"""What is compiled: lookups, updates, and reads and writes of rows.
+
+::
+
+    compiled           the programs of this process, one per signature
+    lookup_program     a table's lookup
+    update_program     a table's update
+    summed_gradients   gradients of bags to gradients of rows
+    row_update         the optimizer over lines of rows
+    device_rounding    stochastic rounding
+    quantized          rounding to buckets
+    blocks             many rows, a few at a time
+    activations        between the caller's shapes and the programs'
+    row_access         single rows, for the host
+    refusals           gradients tested where they live
+"""

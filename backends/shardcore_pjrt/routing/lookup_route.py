@@ -1,0 +1,234 @@
+"""What devices need to look one table's share of a batch up: who fetches and who uses which rows.
+
+In a lookup every device has a buffer of rows: what it holds itself, or what the exchange brought.
+Its occurrences, in the order (feature, bag, position), each name a place in the buffer; the place
+one past the end reads as zeros and is the padding. All numbers are exact before a device starts:
+there is nothing that could overflow there.
+
+Ragged bags carry a list of each occurrence's bag. Where the bags are of about one length they are
+padded to it instead, and a bag's occurrences are simply consecutive: see `pooled_length`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardcore.backend import FeatureBags
+from shardcore.store import sort_occurrences
+from shardcore_pjrt.mesh.geometry import Geometry
+from shardcore_pjrt.routing.capacity import capacity, quarter_steps
+from shardcore_pjrt.routing.request import in_order, request_rows, requested
+from shardcore_pjrt.routing.spread import Spread, joined, spread_bags
+from shardcore_pjrt.routing.strategy import Exchange, check_exchange
+
+__all__ = ["LookupRoute", "LookupShape", "pooled_length", "route_lookup"]
+
+EXCHANGES: Final = ("local", "one_hot", "gather", "all_to_all", "columns")
+
+
+@dataclass(frozen=True)
+class LookupShape:
+    """All that a compiled lookup depends on, besides the table.
+
+    Attributes
+    ----------
+    exchange : str
+    bags : tuple of int
+        Local bags of each feature, T in all.
+    occurrences : int
+        N, of a device, padding included.
+    pooling : int
+        L: every bag has L occurrences, padding included, and N = T * L. 0: bags are ragged.
+    capacity : int
+        "gather": U, distinct rows of the batch. "all_to_all": C, rows that a device asks another
+        for. Else 0. Padding included.
+    weighted, divided : bool
+        Whether occurrences have weights, and bags divisors.
+    """
+
+    exchange: Exchange
+    bags: tuple[int, ...]
+    occurrences: int
+    pooling: int
+    capacity: int
+    weighted: bool
+    divided: bool
+
+
+@dataclass(frozen=True, eq=False)
+class LookupRoute:
+    """The arrays of one lookup; their first axis is cut over the devices.
+
+    Attributes
+    ----------
+    shape : LookupShape
+    arrays : dict of str -> ndarray
+        ``place`` int32 (D, N): where in the buffer the occurrence's row is; padding is the buffer's
+        length.
+        ``bag`` int32 (D, N), ragged only: its local bag, never less than the one before; padding T.
+        ``weight`` float32 (D, N), if weighted: padding 0.
+        ``divisor`` float32 (D, T), if divided: of the bag; where it is 0 the bag becomes zeros.
+        ``fetch`` int32: "gather": (D, U), the local row, of the device, of each distinct row, and
+        `local_rows` where it has it not; the buffer is U rows. "all_to_all": (owner, asking, C)
+        local rows, padding `local_rows`; the buffer is D * C rows, owner by owner.
+        In the other exchanges the buffer is the shard itself.
+
+        For "columns" the first axis is 1, and the bags are those of all devices: feature under
+        feature, each with D times its local bags.
+    """
+
+    shape: LookupShape
+    arrays: dict[str, NDArray[Any]]
+
+
+def route_lookup(
+    geometry: Geometry, features: Sequence[FeatureBags], exchange: Exchange
+) -> LookupRoute:
+    """Return what the devices need to look features of one table up.
+
+    Parameters
+    ----------
+    geometry : Geometry
+    features : sequence of FeatureBags
+        Ids in range; weights and divisors float32.
+    exchange : {"local", "one_hot", "gather", "all_to_all", "columns"}
+
+    Returns
+    -------
+    LookupRoute
+
+    Raises
+    ------
+    ShardcoreValueError
+        If the table does not lie so that the exchange can serve it, or a device has more
+        occurrences than int32 can number.
+
+    Examples
+    --------
+    >>> bags = FeatureBags(np.array([9, 2, 9]), np.array([0, 2, 3]))
+    >>> route = route_lookup(Geometry(10, 4, 2, "row"), [bags], "gather")
+    >>> route.shape.occurrences, route.shape.capacity
+    (8, 8)
+    >>> route.arrays["fetch"][:, :3], route.arrays["place"][:, :3]
+    (array([[2, 5, 5],
+           [5, 4, 5]], dtype=int32), array([[1, 0, 8],
+           [1, 8, 8]], dtype=int32))
+    """
+    check_exchange(geometry, exchange, EXCHANGES)
+    own = spread_bags(features, geometry.devices)
+    spread = own.joined() if exchange == "columns" else own
+    pooling = pooled_length(spread)
+    length = pooling * spread.total if pooling else capacity(int(spread.occurrences().max()))
+    lists = _Lists(spread, length, pooling)
+    arrays: dict[str, NDArray[Any]] = {}
+    places: Sequence[NDArray[Any]]
+    if exchange == "gather":
+        places, arrays["fetch"] = _offered(geometry, spread)
+        rows = buffer = arrays["fetch"].shape[1]
+    elif exchange == "all_to_all":
+        places, arrays["fetch"] = _requested(geometry, spread)
+        rows = arrays["fetch"].shape[2]
+        buffer = geometry.devices * rows
+    else:
+        places = [spread.ids(device) for device in range(spread.devices)]
+        rows, buffer = 0, geometry.local_rows
+    arrays["place"] = lists.filled(places, buffer, np.int32)
+    if not pooling:
+        bag_of_each = [spread.bag_of_each(device) for device in range(spread.devices)]
+        arrays["bag"] = lists.filled(bag_of_each, spread.total, np.int32)
+    weights = [bags.weights for bags in features]
+    if weighted := any(each is not None for each in weights):
+        factors = [spread.weights(device, weights) for device in range(spread.devices)]
+        arrays["weight"] = lists.filled(factors, 0, np.float32)
+    divisors = [bags.divisors for bags in features]
+    if divided := any(each is not None for each in divisors):
+        arrays["divisor"] = spread.by_bag(divisors)
+    shape = LookupShape(exchange, own.bags, length, pooling, rows, weighted, divided)
+    return LookupRoute(shape, arrays)
+
+
+def pooled_length(spread: Spread) -> int:
+    """Return the length that all bags are padded to, or 0 where they stay ragged.
+
+    The length is that of the bags where all are equally long, else that of the longest, rounded up
+    by `quarter_steps`. Bags are padded to it if no more than a quarter is added to the true
+    occurrences of the batch.
+
+    Parameters
+    ----------
+    spread : Spread
+
+    Examples
+    --------
+    >>> even = FeatureBags(np.arange(18), np.array([0, 9, 18]))
+    >>> pooled_length(spread_bags([even], 2))
+    9
+    >>> uneven = FeatureBags(np.arange(18), np.array([0, 17, 18]))
+    >>> pooled_length(spread_bags([uneven], 2))
+    0
+    """
+    lengths = [np.diff(bags.row_splits) for bags in spread.features if bags.num_bags]
+    if not lengths:
+        return 0
+    longest = max(int(each.max()) for each in lengths)
+    if any(int(each.min()) != longest for each in lengths):
+        longest = quarter_steps(longest)
+    padded = spread.devices * spread.total * longest
+    return longest if 4 * padded <= 5 * sum(bags.ids.size for bags in spread.features) else 0
+
+
+@dataclass(frozen=True, eq=False)
+class _Lists:
+    """How what each device has per occurrence becomes one array with padding."""
+
+    spread: Spread
+    length: int
+    pooling: int
+
+    def filled(
+        self, lists: Sequence[NDArray[Any]], padding: int, dtype: type[np.generic]
+    ) -> NDArray[Any]:
+        """Return the devices' lists under each other, (devices, length)."""
+        out = np.empty((self.spread.devices, self.length), dtype)
+        for device, (own, line) in enumerate(zip(lists, out, strict=True)):
+            if own.size == self.length or not self.pooling:
+                line[: own.size] = own
+                line[own.size :] = padding
+            else:
+                used = np.arange(self.pooling) < self.spread.lengths(device)[:, None]
+                line[:] = padding
+                line.reshape(used.shape)[used] = own
+        return out
+
+
+def _offered(
+    geometry: Geometry, spread: Spread
+) -> tuple[list[NDArray[np.int32]], NDArray[np.int32]]:
+    """Return each device's places among the batch's distinct rows, and who has which of these."""
+    ids = [spread.ids(device) for device in range(spread.devices)]
+    # The ids of one feature lie device by device already.
+    whole = spread.features[0].ids if len(spread.features) == 1 else joined(ids)
+    named = sort_occurrences(whole, np.arange(whole.size, dtype=np.int32), None, geometry.num_rows)
+    shard, local = geometry.layout.locate(named.rows)
+    fetch = np.full((geometry.devices, capacity(named.rows.size)), geometry.local_rows, np.int32)
+    fetch[shard, np.arange(named.rows.size)] = local
+    places = in_order(named, np.arange(named.rows.size, dtype=np.int32))
+    return np.split(places, np.cumsum([own.size for own in ids])[:-1]), fetch
+
+
+def _requested(
+    geometry: Geometry, spread: Spread
+) -> tuple[list[NDArray[np.int32]], NDArray[np.int32]]:
+    """Return each device's places among the rows it is sent, and who asks whom for what."""
+    requests = []
+    for device in range(spread.devices):
+        ids = spread.ids(device)
+        requests.append(request_rows(geometry, ids, np.arange(ids.size, dtype=np.int32), None))
+    fetch = requested(geometry, requests)
+    rows = fetch.shape[2]
+    return [in_order(each.named, each.positions(rows)) for each in requests], fetch

@@ -1,0 +1,200 @@
+"""From gradients of bags to gradients of rows: occurrences sorted, divisors and weights applied."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardcore.backend.messages import FeatureBags
+from shardcore.store.occurrences import Occurrences, sort_occurrences
+from shardcore.store.segment_reduce import occurrence_gains, reciprocals
+
+__all__ = ["gradient_rows", "gradient_rows_of_tables", "sorted_rows", "sorted_rows_of_tables"]
+_SMALL_BATCH: Final = 1 << 9
+"""Occurrences of a table that is sorted together with others."""
+
+_TOGETHER: Final = 1 << 13
+"""Occurrences that are sorted together: with more, they would leave the cache."""
+
+_MOST_ROWS: Final = 1 << 32
+"""Of tables sorted as one, so that their keys have 32 bits."""
+
+
+def scaled(bags: FeatureBags, gradient: NDArray[Any]) -> NDArray[Any]:
+    """Return a feature's gradient times 1/divisor, where that is the gain of all ids of a bag.
+
+    With weights the gain differs from id to id and is applied to each occurrence instead.
+    """
+    if bags.weights is not None or bags.divisors is None:
+        return gradient
+    product: NDArray[Any] = gradient * reciprocals(bags.divisors)[:, None]
+    return product
+
+
+def gains_of(bags: FeatureBags) -> NDArray[Any] | None:
+    """Return the gain of each occurrence, or None where `scaled` has applied it to the bags."""
+    if bags.weights is None:
+        return None
+    return occurrence_gains(bags.row_splits, bags.weights, bags.divisors)
+
+
+def sorted_rows(
+    features: Sequence[FeatureBags], num_rows: int, value: np.dtype[Any]
+) -> Occurrences:
+    """Return the occurrences of features over one table, sorted by row.
+
+    Their sources are positions in what `gradient_rows` returns.
+
+    Parameters
+    ----------
+    features : sequence of FeatureBags
+    num_rows : int
+    value : numpy.dtype
+        The working dtype of the table.
+
+    Examples
+    --------
+    >>> bags = FeatureBags(np.array([5, 3, 5]), np.array([0, 1, 3]))
+    >>> sorted_rows([bags], 10, np.dtype("float32")).rows
+    array([3, 5])
+    """
+    gains = joined_gains([(bags.ids.size, gains_of(bags)) for bags in features], value)
+    base, sources = 0, []
+    for bags in features:
+        own = np.arange(base, base + bags.num_bags, dtype=np.int32)
+        sources.append(np.repeat(own, bags.row_splits[1:] - bags.row_splits[:-1]))
+        base += bags.num_bags
+    if len(features) == 1:
+        return sort_occurrences(features[0].ids, sources[0], gains, num_rows)
+    ids = np.concatenate([bags.ids for bags in features])
+    return sort_occurrences(ids, np.concatenate(sources), gains, num_rows)
+
+
+def sorted_rows_of_tables(
+    tables: Sequence[tuple[Sequence[FeatureBags], int, np.dtype[Any]]],
+) -> list[Occurrences]:
+    """Return what `sorted_rows` returns for each table, small ones sorted all at once.
+
+    To sort a few hundred rows takes less time than to call what sorts them, so many tables are
+    sorted as if they were one, whose rows follow one another. A row keeps the order of its
+    occurrences: the results are the same. Those of several tables share one array of sources, with
+    `run_splits` that do not begin at 0.
+
+    Parameters
+    ----------
+    tables : sequence of (features, num_rows, working dtype)
+
+    Examples
+    --------
+    >>> bags = FeatureBags(np.array([5, 3, 5]), np.array([0, 1, 3]))
+    >>> one, two = sorted_rows_of_tables([([bags], 10, np.dtype("float32"))] * 2)
+    >>> two.rows, two.run_splits, two.sources[two.run_splits[0] :]
+    (array([3, 5]), array([3, 4, 6]), array([1, 0, 1], dtype=int32))
+    """
+    found: list[Occurrences | None] = [None] * len(tables)
+    groups: list[list[int]] = []
+    rows_left = left = 0
+    for at, (features, num_rows, value) in enumerate(tables):
+        count = sum([bags.ids.size for bags in features])
+        unweighted = all(bags.weights is None for bags in features)
+        if count > _SMALL_BATCH or num_rows > _MOST_ROWS or not unweighted:
+            found[at] = sorted_rows(features, num_rows, value)
+            continue
+        if count > left or num_rows > rows_left:
+            groups.append([])
+            left, rows_left = _TOGETHER, _MOST_ROWS
+        groups[-1].append(at)
+        left, rows_left = left - count, rows_left - num_rows
+    for group in groups:
+        sorted_together = _sorted_as_one([tables[at][:2] for at in group])
+        for at, occurrences in zip(group, sorted_together, strict=True):
+            found[at] = occurrences
+    return [one for one in found if one is not None]
+
+
+def _sorted_as_one(tables: Sequence[tuple[Sequence[FeatureBags], int]]) -> list[Occurrences]:
+    features = [bags for own, _ in tables for bags in own]
+    first_rows = np.zeros(len(tables) + 1, np.int64)
+    np.cumsum([num_rows for _, num_rows in tables], out=first_rows[1:])
+    ids_of = [sum([bags.ids.size for bags in own]) for own, _ in tables]
+    bags_of = [sum([bags.row_splits.size - 1 for bags in own]) for own, _ in tables]
+    ids = np.concatenate([bags.ids for bags in features], dtype=np.int64)
+    ids += np.repeat(first_rows[:-1], ids_of)
+    # Ends minus starts are the lengths of bags; the bags of a table are numbered through.
+    splits = [bags.row_splits for bags in features]
+    lengths = np.concatenate([one[1:] for one in splits])
+    lengths -= np.concatenate([one[:-1] for one in splits])
+    first_bags = np.cumsum(bags_of) - bags_of
+    numbers = np.arange(lengths.size, dtype=np.int64) - np.repeat(first_bags, bags_of)
+    sources = np.repeat(numbers.astype(np.int32), lengths)
+    all_sorted = sort_occurrences(ids, sources, None, int(first_rows[-1]))
+    borders = np.searchsorted(all_sorted.rows, first_rows)
+    rows = all_sorted.rows - np.repeat(first_rows[:-1], np.diff(borders))
+    run_splits, ordered = all_sorted.run_splits, all_sorted.sources
+    limits = borders.tolist()
+    return [
+        Occurrences(rows[first:last], run_splits[first : last + 1], ordered, None)
+        for first, last in pairwise(limits)
+    ]
+
+
+def joined_gains(
+    parts: Sequence[tuple[int, NDArray[Any] | None]], value: np.dtype[Any]
+) -> NDArray[Any] | None:
+    """Concatenate gains given as (how many, gains or None for ones); None where all are ones."""
+    if all(gains is None for _, gains in parts):
+        return None
+    return np.concatenate([np.ones(n, value) if gains is None else gains for n, gains in parts])
+
+
+def gradient_rows_of_tables(
+    tables: Sequence[tuple[Sequence[FeatureBags], Sequence[NDArray[Any]]]],
+) -> list[NDArray[Any]]:
+    """Return what `gradient_rows` returns for each table, with all reciprocals taken at once.
+
+    Examples
+    --------
+    >>> bags = FeatureBags(np.array([5, 3]), np.array([0, 2]), divisors=np.array([2.0]))
+    >>> gradient_rows_of_tables([([bags], [np.array([[1.0, 4.0]])])])
+    [array([[0.5, 2. ]])]
+    """
+    divided: dict[np.dtype[Any], list[NDArray[Any]]] = {}
+    for features, _ in tables:
+        for bags in features:
+            if bags.weights is None and bags.divisors is not None:
+                divided.setdefault(bags.divisors.dtype, []).append(bags.divisors)
+    factors = {
+        dtype: reciprocals(np.concatenate(parts))[:, None] for dtype, parts in divided.items()
+    }
+    used = dict.fromkeys(factors, 0)
+    rows = []
+    for features, gradients in tables:
+        parts = []
+        for bags, gradient in zip(features, gradients, strict=True):
+            if bags.weights is None and bags.divisors is not None:
+                dtype, count = bags.divisors.dtype, bags.divisors.size
+                start = used[dtype]
+                used[dtype] = start + count
+                gradient = gradient * factors[dtype][start : start + count]
+            parts.append(gradient)
+        joined = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        rows.append(joined if joined.flags.c_contiguous else np.ascontiguousarray(joined))
+    return rows
+
+
+def gradient_rows(
+    features: Sequence[FeatureBags], gradients: Sequence[NDArray[Any]]
+) -> NDArray[Any]:
+    """Return the scaled gradients of all bags of all features, one under the other.
+
+    Examples
+    --------
+    >>> bags = FeatureBags(np.array([5, 3]), np.array([0, 2]), divisors=np.array([2.0]))
+    >>> gradient_rows([bags], [np.array([[1.0, 4.0]])])
+    array([[0.5, 2. ]])
+    """
+    return gradient_rows_of_tables([(features, gradients)])[0]

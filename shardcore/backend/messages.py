@@ -1,0 +1,208 @@
+"""What travels between the engine and a backend: a table's share of a batch, and its gradients.
+
+A batch holds, for each table, the bags of the features that use it, in the order of the features.
+Ids are checked, weights are in the working dtype, and every bag has its divisor, before a backend
+sees them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardcore.backend.quantization import QuantizationConfig
+from shardcore.optimizer.base import Optimizer
+
+__all__ = ["FeatureBags", "TableBatch", "TableSpec", "TableUpdate"]
+
+Ints = NDArray[np.int32] | NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class TableSpec:
+    """A table as a backend creates it.
+
+    Attributes
+    ----------
+    name : str
+        Unique in the backend.
+    num_rows, dim : int
+    dtype : numpy.dtype
+        One of the four table dtypes.
+    initializer : callable
+        As in `shardcore.initializers`: ``initializer(rows, row_shape, dtype, seed)``.
+    seed : int
+        For the initializer; differs from table to table.
+    optimizer : Optimizer or None
+        None: a table that is only looked up and has no slots.
+    layout, placement, exchange : str
+        As in `TableConfig`.
+    quantization : QuantizationConfig or None
+        What a lookup makes of rows before it combines them: see `as_looked_up`.
+    """
+
+    name: str
+    num_rows: int
+    dim: int
+    dtype: np.dtype[Any]
+    initializer: Callable[..., Any]
+    seed: int
+    optimizer: Optimizer | None = None
+    layout: Literal["div", "mod"] = "div"
+    placement: Literal["row", "table", "column", "replicated"] = "row"
+    exchange: Literal["exact", "partial"] = "exact"
+    quantization: QuantizationConfig | None = None
+
+    def as_looked_up(self, rows: NDArray[Any]) -> NDArray[Any]:
+        """Return stored rows as a lookup sees them: rounded to the buckets of the quantization.
+
+        Storage stays as it is, and gradients pass straight through.
+
+        Parameters
+        ----------
+        rows : ndarray of the table's dtype, any shape
+
+        Returns
+        -------
+        ndarray
+            New rows in the working dtype, or `rows` itself where nothing is quantized.
+
+        Examples
+        --------
+        >>> buckets = QuantizationConfig(3, -1.0, 1.0)
+        >>> spec = TableSpec("t", 4, 2, np.dtype("float32"), np.zeros, 0, quantization=buckets)
+        >>> spec.as_looked_up(np.array([[0.4, 7.0]], np.float32))
+        array([[0., 1.]], dtype=float32)
+        """
+        return rows if self.quantization is None else self.quantization.apply(rows)
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureBags:
+    """One feature's bags over one table.
+
+    Attributes
+    ----------
+    ids : ndarray of int32 or int64, shape (n,)
+        Global rows, each in [0, num_rows).
+    row_splits : ndarray of int64, shape (bags + 1,)
+    weights : ndarray of the working dtype, shape (n,), or None
+        None: all 1.
+    divisors : ndarray of the working dtype, shape (bags,), or None
+        What each bag's sum is divided by; 0 makes it zeros. None: all 1.
+    bags_per_sample : int
+        Consecutive bags that belong to one sample of the batch, hence to one host.
+    """
+
+    ids: Ints
+    row_splits: NDArray[np.int64]
+    weights: NDArray[Any] | None = None
+    divisors: NDArray[Any] | None = None
+    bags_per_sample: int = 1
+
+    @property
+    def num_bags(self) -> int:
+        """How many bags."""
+        return self.row_splits.size - 1
+
+
+@dataclass(eq=False)
+class TableBatch:
+    """One table's share of a batch.
+
+    Attributes
+    ----------
+    table : str
+    features : tuple of FeatureBags
+        In the engine's order of features.
+    training : bool
+        Whether gradients will follow, so that what they need is made ready at once.
+    route : object
+        The backend's own: what `lookup` found out and `apply` can use. None at first.
+    """
+
+    table: str
+    features: tuple[FeatureBags, ...]
+    training: bool = False
+    route: Any = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, eq=False)
+class TableUpdate:
+    """The gradients of one table's share of a batch.
+
+    Attributes
+    ----------
+    batch : TableBatch
+        The one that was looked up.
+    gradients : tuple of (ndarray of the working dtype, shape (bags, dim), or None)
+        One per feature of the batch; None: this feature contributes nothing. An array that the
+        backend's `takes_gradient` knows is the caller's own, of that shape, in its own dtype:
+        float16, bfloat16, float32 or float64.
+    hyper : tuple of float
+        The optimizer's, evaluated once for the batch.
+    step : int
+        1 for the first batch that the engine applies.
+    unchecked : tuple of (str or None)
+        Per feature the path of its gradient, such as ``"gradients['user']"``, where the backend has
+        to test that every value of it is finite in the working dtype; else None. Not given: None
+        for all.
+    shapes : tuple of tuple of int
+        Per feature the shape in which the caller gave its gradient, for messages. Not given:
+        (bags, dim).
+    """
+
+    batch: TableBatch
+    gradients: tuple[NDArray[Any] | None, ...]
+    hyper: tuple[float, ...]
+    step: int
+    unchecked: tuple[str | None, ...] = ()
+    shapes: tuple[tuple[int, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.unchecked:
+            object.__setattr__(self, "unchecked", (None,) * len(self.gradients))
+
+    def not_finite(
+        self, feature: int, bag: int, column: int, value: Any, dtype: np.dtype[Any]
+    ) -> str:
+        """Return the message of a gradient that was to be tested and is not finite.
+
+        Parameters
+        ----------
+        feature : int
+            Which of the batch's features.
+        bag, column : int
+            The place in its gradient, (bags, dim), of the first such value.
+        value : float
+            As it was given.
+        dtype : numpy.dtype
+            The working dtype, in which it had to be finite.
+
+        Examples
+        --------
+        >>> gradient = np.array([[0.0], [np.inf]])
+        >>> update = TableUpdate(TableBatch("t", ()), (gradient,), (), 1, ("gradients['a']",))
+        >>> update.not_finite(0, 1, 0, gradient[1, 0], np.dtype("float32"))
+        "gradients['a'] must be finite in float32: gradients['a'][1, 0] = inf"
+        """
+        gradient, path = self.gradients[feature], self.unchecked[feature]
+        assert gradient is not None, "only gradients are tested"
+        assert path is not None, "only gradients with a path are tested here"
+        shape = self.shapes[feature] if self.shapes else tuple(gradient.shape)
+        return not_finite(path, shape, bag * gradient.shape[1] + column, value, dtype)
+
+    @property
+    def active(self) -> tuple[bool, ...]:
+        """Which features contribute."""
+        return tuple(gradient is not None for gradient in self.gradients)
+
+
+def not_finite(path: str, shape: tuple[int, ...], at: int, value: Any, dtype: np.dtype[Any]) -> str:
+    """Return the message of a gradient whose value at the flat position `at` is not finite."""
+    place = ", ".join(str(int(i)) for i in np.unravel_index(at, shape))
+    return f"{path} must be finite in {dtype}: {path}[{place}] = {value}"

@@ -1,0 +1,108 @@
+"""The whole configuration of an engine as plain data: what was decided, defaults included."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from shardcore.engine.tables import PlannedTable
+from shardcore.features.config import FeatureConfig
+from shardcore.initializers.distributions import TruncatedNormal
+from shardcore.optimizer.base import Optimizer
+from shardcore.optimizer.hyperparameters import callable_name
+from shardcore.optimizer.slots import described_value
+from shardcore.schedules import BoundSchedule
+
+__all__ = ["described_feature", "described_table"]
+
+
+def described_table(
+    table: PlannedTable, features: Sequence[tuple[str, FeatureConfig]]
+) -> dict[str, Any]:
+    """Return a table in terms of JSON.
+
+    Parameters
+    ----------
+    table : PlannedTable
+    features : sequence of (path, FeatureConfig)
+        Of the engine.
+    """
+    config, spec = table.config, table.spec
+    quantization = spec.quantization
+    return {
+        "name": spec.name,
+        "named": table.named,
+        "rows": spec.num_rows,
+        "dim": spec.dim,
+        "dtype": spec.dtype.name,
+        "combiner": config.combiner,
+        "initializer": _described_initializer(config.initializer),
+        "seed": spec.seed,
+        "layout": spec.layout,
+        "placement": spec.placement,
+        "exchange": spec.exchange,
+        "quantization": None
+        if quantization is None
+        else {
+            "num_buckets": quantization.num_buckets,
+            "lower": quantization.lower,
+            "upper": quantization.upper,
+        },
+        "optimizer": None if spec.optimizer is None else _described_optimizer(spec.optimizer),
+        "features": [features[at][0] for at in table.features],
+    }
+
+
+def described_feature(path: str, feature: FeatureConfig, table: str) -> dict[str, Any]:
+    """Return a feature in terms of JSON."""
+    shape = feature.output_shape
+    return {
+        "path": path,
+        "name": feature.name,
+        "table": table,
+        "max_sequence_length": feature.max_sequence_length,
+        "output_shape": None if shape is None else list(shape),
+        "invalid_ids": feature.invalid_ids,
+    }
+
+
+def _described_optimizer(optimizer: Optimizer) -> dict[str, Any]:
+    parameters = optimizer.parameters()
+    dynamic = any(callable(parameters.get(name)) for name in optimizer.hyper_names)
+    return {
+        "name": optimizer.name,
+        "learning_rate": "dynamic" if dynamic else "constant",
+        "parameters": {name: _plain(value) for name, value in parameters.items()},
+    }
+
+
+def _described_initializer(initializer: Any) -> str:
+    if initializer is None:
+        return repr(TruncatedNormal())
+    if isinstance(initializer, np.ndarray):
+        return f"array of shape {initializer.shape}, {initializer.dtype}"
+    if dataclasses.is_dataclass(initializer):
+        return repr(initializer)
+    return callable_name(initializer)
+
+
+def _plain(value: Any) -> Any:
+    """Return a parameter in terms of JSON; what JSON has no word for appears by its repr."""
+    if isinstance(value, BoundSchedule):
+        return {"schedule": repr(value.schedule)}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, np.dtype):
+        return value.name
+    if isinstance(value, np.generic):
+        return _plain(value.item())
+    if isinstance(value, Mapping):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [described_value(e) if callable(e) else _plain(e) for e in value]
+    if callable(value):
+        return {"callable": callable_name(value)}
+    return repr(value)

@@ -1,0 +1,906 @@
+"""The engine: features in, activations out, gradients back, whatever the backend.
+
+A training batch goes one way, and nothing is done twice::
+
+    features ──▶ one Ragged each, checked ──▶ bags per table ──▶ backend: lookup    enqueue
+                                                                  │
+    activations, in the features' structure ◀─────────────────────┘                 dequeue
+    gradients ──▶ checked, per table ──▶ backend: apply, once per unique row        apply_gradients
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from types import TracebackType
+from typing import Any, Final, Self
+
+from numpy.typing import NDArray
+
+from shardcore.backend.base import Backend
+from shardcore.backend.messages import TableBatch, TableSpec
+from shardcore.backend.process_group import Together
+from shardcore.checkpoint.state import RestorePlan, SavedTensor, TensorSource
+from shardcore.engine.checkpointing import embedding_metadata, embedding_sources, plan_restore
+from shardcore.engine.description import described_feature, described_table
+from shardcore.engine.gradients import gradients_of_weights, read_gradients, table_updates
+from shardcore.engine.in_flight import Batch, BatchesInFlight
+from shardcore.engine.pipeline import Failure, Inline, Operations, Pipeline, Ticket
+from shardcore.engine.tables import PlannedTable, chosen_backend, plan_tables
+from shardcore.errors import (
+    ShardcoreError,
+    ShardcoreMemoryError,
+    ShardcoreRuntimeError,
+    ShardcoreTypeError,
+    ShardcoreValueError,
+    UpdateRefusedError,
+    shown,
+)
+from shardcore.features.config import FeatureConfig, TableConfig
+from shardcore.features.prepare import PreparedFeature, plan_features, prepare_feature
+from shardcore.features.structure import flatten, flatten_like, is_feature, unflatten
+from shardcore.optimizer.base import Optimizer
+from shardcore.store.lock import Mutex, ReadWriteLock, call_inside, is_inside
+from shardcore.store.work import uninterrupted
+from shardcore.validation.shapes import as_count, as_integer
+from shardcore.variable.row_store import BackendRowStore
+from shardcore.variable.variable import ShardedVariable
+
+__all__ = ["ShardedEmbedding"]
+
+_SHOWN_TABLES: Final = 6
+_logger = logging.getLogger("shardcore")
+
+
+class ShardedEmbedding:
+    """Embedding tables shared by features, looked up and trained on any backend.
+
+    Parameters
+    ----------
+    feature_config : FeatureConfig, or nested dicts, lists, tuples, … of them
+        The structure that features, weights, activations and gradients have too.
+    optimizer : Optimizer, optional
+        For tables that have none of their own. A table without any is looked up, not trained.
+    backend : str or Backend, optional
+        A name of `shardcore.backends`, or a backend of this engine's own. None:
+        ``$SHARDCORE_BACKEND`` or "cpu".
+    backend_options : mapping, optional
+        Options of the named backend, such as ``{"hosts": 4}`` for "sim".
+    pipeline : bool
+        False: every call is finished when it returns. True: lookups and updates run on a thread
+        behind the caller's, in the order of the calls, and two batches may be in flight; see Notes.
+    seed : int
+        Together with a table's name it decides the table's initial values, and what chance its
+        optimizer takes. A restore replaces it by the saved one.
+    check_gradients : bool
+        True: a gradient with a value that is not finite is refused. False: it is taken as it is,
+        and what it makes of rows and slots (NaN, most often) stays there.
+
+    Raises
+    ------
+    ShardcoreTypeError, ShardcoreValueError
+        If an argument breaks its rule, or two tables have one name.
+    UnknownPluginError, BrokenPluginError, UnavailableError
+        If the backend is unknown, cannot be loaded, or cannot run here.
+
+    Notes
+    -----
+    ``e(features)`` may be called from any thread at any time; it sees every row wholly before or
+    wholly after an update. `enqueue`, `dequeue` and `apply_gradients` belong to one thread.
+
+    With ``pipeline=True`` `enqueue` returns once the input is checked and copied, and
+    `apply_gradients` once the gradients are; learning rates are asked in the caller's thread.
+    Results are those of ``pipeline=False``, to the last bit: a lookup sees exactly the updates
+    whose `apply_gradients` came before its `enqueue`. If batch t + 1 is enqueued before the
+    gradients of batch t are applied, its lookup comes early, with rows one update old. `dequeue`
+    waits for its batch; reading or writing tables and slots, ``e(features)``, `metrics`, saving,
+    restoring and `close` wait for everything. What fails in the background is raised, as the cause
+    of a `ShardcoreRuntimeError`, by the next call. Once `enqueue`, `dequeue` or `apply_gradients`
+    has raised it, the batches in flight are dropped, `step` says how many were applied, and the
+    engine goes on. A forked child cannot use such an engine of its parent's.
+
+    Changes are made in a thread of their own while the caller's waits, some 50 microseconds more
+    than the change itself (on devices in the caller's, where an interrupt can split them). So
+    Ctrl-C, like every exception of a signal handler, finds a call that
+    has changed nothing, or raises once all of it is done: `step` and `in_flight` tell. A batch left
+    in flight is ended by ``apply_gradients(None)``, after `dequeue` if that has not come yet. What
+    was in flight at a fork is the parent's. An optimizer, a learning rate or an initializer must
+    not call the engine it works for.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import shardcore as sc
+    >>> rows = sc.initializers.RowId()
+    >>> user = sc.TableConfig(5, 2, initializer=rows, combiner="sum", name="user")
+    >>> features = {"clicks": sc.FeatureConfig(user)}
+    >>> with sc.ShardedEmbedding(features, optimizer=sc.optimizers.SGD(learning_rate=1.0)) as e:
+    ...     e.build()
+    ...     e.enqueue({"clicks": [[1, 4], [1]]})
+    ...     activations = e.dequeue()
+    ...     e.apply_gradients({"clicks": np.ones((2, 2))})
+    ...     print(activations["clicks"])
+    ...     print(e.tables["user"][1])
+    [[5. 5.]
+     [1. 1.]]
+    [-1. -1.]
+    """
+
+    def __init__(
+        self,
+        feature_config: Any,
+        optimizer: Optimizer | None = None,
+        backend: str | Backend | None = None,
+        backend_options: Mapping[str, Any] | None = None,
+        pipeline: bool = False,
+        seed: int = 0,
+        check_gradients: bool = True,
+    ) -> None:
+        if optimizer is not None and not isinstance(optimizer, Optimizer):
+            raise ShardcoreTypeError(
+                f"optimizer must be an Optimizer or None, got {shown(optimizer)}"
+            )
+        if not isinstance(pipeline, bool):
+            raise ShardcoreTypeError(f"pipeline must be a bool, got {pipeline!r}")
+        if not isinstance(check_gradients, bool):
+            raise ShardcoreTypeError(f"check_gradients must be a bool, got {check_gradients!r}")
+        self._features: list[tuple[str, FeatureConfig]] = flatten(feature_config)
+        # Containers of our own: the caller may change his.
+        self._structure = unflatten(feature_config, [config for _, config in self._features])
+        flat = type(self._structure) is dict and all(map(is_feature, self._structure.values()))
+        self._keys = tuple(self._structure) if flat else None
+        if not self._features:
+            raise ShardcoreValueError("feature_config must hold at least one FeatureConfig")
+        self._seed = as_integer(seed, "seed")
+        self._planned = plan_tables(self._features, optimizer, self._seed)
+        specs = {table.config: table.spec for table in self._planned}
+        self._planned_features = plan_features(self._features, specs)
+        self._trainable = any(spec.optimizer is not None for spec in specs.values())
+        self._backend = chosen_backend(backend, backend_options, self._planned)
+        self._batch_size: int | None = None
+        self._built = False
+        self._unfinished: list[str] = []  # tables that a build has begun to create
+        self._restoring = False  # tables that a checkpoint is being restored into
+        self._closing = False
+        self._closed = False
+        self._step = 0
+        self._applied = 0
+        self._check_gradients = check_gradients
+        self._pipeline = pipeline
+        self._operations: Operations = Pipeline() if pipeline else Inline(self._backend.change)
+        self._in_flight = BatchesInFlight(2 if pipeline else 1)
+        self._life = ReadWriteLock()  # calls that use the tables read, `close` writes
+        self._building, self._training, self._counting = Mutex(), Mutex(), Mutex()
+        self._counters = dict.fromkeys(
+            ("lookups", "ids", "invalid_ids", "steps", "messages_exchanged", "bytes_exchanged"), 0
+        )
+
+    # --- life ------------------------------------------------------------------------------------
+
+    def build(self, batch_size: int | None = None) -> None:
+        """Create the tables. Lookups do it themselves when it was not done; once built, a no-op.
+
+        Parameters
+        ----------
+        batch_size : int, optional
+            Where given, the first axis of every batch must have this size; None: any, and it may
+            change from batch to batch.
+
+        Raises
+        ------
+        ShardcoreTypeError, ShardcoreValueError
+            If it is no integer >= 1, or another one than that of an earlier call.
+        ShardcoreMemoryError
+            If the system has no room for a table and its slots.
+        ShardcoreRuntimeError
+            If the engine is closed.
+        """
+        self._using("build", call_inside, self, self._build, batch_size)
+
+    def _build(self, batch_size: int | None = None) -> None:
+        size = self._batch_size if batch_size is None else as_count(batch_size, "batch_size")
+        if self._batch_size not in (None, size):
+            raise ShardcoreValueError(
+                f"batch_size must stay what it was, {self._batch_size}, got {size}"
+            )
+        self._building.run(self._create, size)
+
+    def _create(self, size: int | None) -> None:
+        if not self._built:
+            if self._restoring:
+                raise ShardcoreRuntimeError(
+                    "the tables are being restored; a restore that was cut short must be made again"
+                )
+            self._create_tables([table.spec for table in self._planned])
+        self._batch_size = size
+        if not self._built:
+            self._note_built()
+
+    def _build_if_not_built(self) -> None:
+        if not self._built:
+            call_inside(self, self._build)
+
+    def _note_built(self) -> None:
+        self._built = True
+        self._unfinished = []
+        if _logger.isEnabledFor(logging.INFO):
+            _logger.info("built %s", self.config())
+
+    def _create_tables(self, specs: Sequence[Any]) -> None:
+        """Create all tables or none."""
+        self._drop_unfinished()  # of a build that was cut short before it could
+        for spec in specs:
+            if spec.name in self._backend.specs:
+                raise ShardcoreValueError(
+                    f"backend {self._backend.name!r} has a table {spec.name!r} already: "
+                    "every engine needs a backend of its own"
+                )
+        try:
+            for spec in specs:
+                self._unfinished.append(spec.name)
+                self._create_table(spec)
+        except BaseException:
+            self._backend.change(self._drop_unfinished)
+            raise
+
+    def _drop_unfinished(self) -> None:
+        while self._unfinished:
+            if self._unfinished[-1] in self._backend.specs:
+                self._backend.drop_table(self._unfinished[-1])
+            self._unfinished.pop()
+
+    def _create_table(self, spec: TableSpec) -> None:
+        try:
+            self._backend.create_table(spec)
+        except MemoryError as error:
+            slots = spec.optimizer.slots if spec.optimizer is not None else ()
+            shapes = [(spec.num_rows, spec.dim)] + [s.shape(spec.num_rows, spec.dim) for s in slots]
+            dtypes = [spec.dtype] + [slot.storage_dtype(spec.dtype) for slot in slots]
+            size = sum(
+                math.prod(shape) * dtype.itemsize
+                for shape, dtype in zip(shapes, dtypes, strict=True)
+            )
+            raise ShardcoreMemoryError(
+                f"table {spec.name!r} of {spec.num_rows} x {spec.dim} {spec.dtype} has no room: "
+                f"with its slots it needs {size} bytes: {error}"
+            ) from error
+
+    def close(self) -> None:
+        """Give the tables back. What was read from them stays; the engine is of no more use.
+
+        Raises
+        ------
+        ShardcoreRuntimeError
+            If a call failed in the background and no other call was there to say so. The engine is
+            closed nevertheless.
+        UpdateRefusedError
+            If an update did nothing, as in `apply_gradients`, and no other call said so. Closed
+            nevertheless.
+        """
+        error = self._shut()
+        if error is not None:
+            raise error
+
+    def _shut(self) -> ShardcoreError | None:
+        """Close, and return what no call was there to say; if cut short, it can be done again."""
+        self._check_callback("close")
+        if self._closed:
+            return None
+        self._closing = True  # no new call begins
+        self._operations.stop()
+        error: ShardcoreError | None = self._life.write(self._backend.change, self._give_back)
+        return error
+
+    def _give_back(self) -> ShardcoreError | None:
+        if self._closed:  # by another thread meanwhile
+            return None
+        failure = self._operations.take_failure()
+        error: ShardcoreError | None = None if failure is None else failure.raised()
+        self._drop_all()
+        self._closed = True
+        if self._built:
+            for table in self._planned:
+                self._backend.drop_table(table.spec.name)
+        try:
+            self._asked(self._backend.close)
+        except UpdateRefusedError as refusal:
+            if error is None:
+                return refusal
+            error.add_note(str(refusal))
+        return error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        unsaid = self._shut()  # the error that ends the block goes first
+        if unsaid is not None:
+            error.add_note(str(unsaid))
+
+    def _check_open(self, call: str) -> None:
+        if self._closing:
+            raise ShardcoreRuntimeError(f"{call} came after close: the tables are gone")
+
+    def _check_callback(self, call: str) -> None:
+        if is_inside(self):
+            raise ShardcoreRuntimeError(
+                f"{call} came from inside another call of this engine: an optimizer, a learning "
+                "rate or an initializer must not call the engine it works for"
+            )
+
+    def _using(self, call: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call ``function(*arguments)`` while the engine is open; `close` waits for it."""
+        self._check_callback(call)
+        return self._life.read(self._open_call, call, function, arguments)
+
+    def _open_call(
+        self, call: str, function: Callable[..., Any], arguments: tuple[Any, ...]
+    ) -> Any:
+        self._check_open(call)
+        return function(*arguments)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise ShardcoreTypeError(
+            "a ShardedEmbedding cannot be copied or pickled: it owns its tables; make another "
+            "engine, and restore a checkpoint of this one into it"
+        )
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "built" if self._built else "not built"
+        tables = ", ".join(
+            f"{table.spec.name} {table.spec.num_rows}x{table.spec.dim}"
+            for table in self._planned[:_SHOWN_TABLES]
+        )
+        if len(self._planned) > _SHOWN_TABLES:
+            tables += f", ... {len(self._planned) - _SHOWN_TABLES} more"
+        pipeline = "; pipeline" if self._pipeline else ""
+        return (
+            f"ShardedEmbedding({len(self._features)} features; tables: {tables}; "
+            f"backend {self._backend.name!r}, {self._backend.num_hosts} hosts{pipeline}; "
+            f"{state})"
+        )
+
+    # --- lookup ----------------------------------------------------------------------------------
+
+    def __call__(self, features: Any, weights: Any = None) -> Any:
+        """Look up a batch, without training. May be called from any thread.
+
+        Parameters
+        ----------
+        features : the structure of the configuration
+            Leaves in any form that `shardcore.ids.formats` names.
+        weights : the same structure, optional
+            Leaves None, a `Ragged` or `Sparse` of numbers, or an array.
+
+        Returns
+        -------
+        the same structure
+            Per feature an ndarray of float32 (float64 for float64 tables): (*batch shape, dim), or
+            (*batch shape, max_sequence_length, dim) for a sequence. A backend whose tables live on
+            a device may give arrays there instead.
+
+        Raises
+        ------
+        ShardcoreTypeError, ShardcoreValueError, ShardcoreIndexError
+            If the input breaks a rule; the message begins with the feature's path.
+        ShardcoreRuntimeError
+            If the engine is closed.
+        """
+        return self._using("a lookup", self._look_up_features, features, weights)
+
+    def _look_up_features(self, features: Any, weights: Any) -> Any:
+        self._build_if_not_built()
+        batch = self._batch(features, weights, training=False, keep=False)
+        self._operations.settle()
+        return self._as_structure(self._look_up(batch))
+
+    def enqueue(
+        self,
+        features: Any,
+        weights: Any = None,
+        training: bool | None = None,
+        name: str | None = None,
+    ) -> None:
+        """Look up a batch and keep it for `dequeue` and, when training, for `apply_gradients`.
+
+        Parameters
+        ----------
+        features, weights : as in `__call__`
+        training : bool, optional
+            Whether gradients will follow. None: if any table has an optimizer.
+        name : str, optional
+            What to call this call: messages begin with ``enqueue 'name': ``, and `metrics` counts
+            the calls of that name. One of a few words; a name per step would be counted for ever.
+
+        Raises
+        ------
+        ShardcoreTypeError, ShardcoreValueError, ShardcoreIndexError
+            As `__call__`; the engine is then as it was.
+        ShardcoreRuntimeError
+            If a batch is still in flight (with ``pipeline=True``: two), no table has an optimizer,
+            an earlier call failed in the background, or the engine is closed.
+        """
+        self._train("enqueue", name, self._enqueue, features, weights, training)
+
+    def _enqueue(self, call: str, features: Any, weights: Any, training: bool | None) -> None:
+        self._in_flight.check_room()
+        if training is None:
+            training = self._trainable
+        if not isinstance(training, bool):
+            raise ShardcoreTypeError(f"training must be a bool or None, got {training!r}")
+        if training and not self._trainable:
+            raise ShardcoreRuntimeError("training=True needs an optimizer: no table has one")
+        self._build_if_not_built()
+        batch = self._batch(features, weights, training, keep=training or self._pipeline)
+        batch.lookup = self._operations.submit(call, partial(self._look_up, batch))
+        self._in_flight.add(batch)
+
+    def dequeue(self, name: str | None = None) -> Any:
+        """Return the activations of the batch that was enqueued first, of those still waiting.
+
+        Parameters
+        ----------
+        name : str, optional
+            As in `enqueue`.
+
+        Returns
+        -------
+        the structure of the configuration
+            As `__call__`.
+
+        Raises
+        ------
+        ShardcoreRuntimeError
+            If no batch waits, or the engine is closed.
+        """
+        return self._train("dequeue", name, self._dequeue)
+
+    def _dequeue(self, call: str) -> Any:
+        batch = self._in_flight.to_dequeue()
+        assert batch.lookup is not None, "batches wait with their lookups"
+        activations = self._as_structure(self._result(batch.lookup))
+        self._in_flight.handed_out(batch)
+        return activations
+
+    def _batch(self, features: Any, weights: Any, training: bool, keep: bool) -> Batch:
+        """Check a batch and cut it by table."""
+        prepared = self._prepare(features, weights, keep)
+        tables = [
+            TableBatch(
+                table.spec.name,
+                tuple([prepared[at].bags for at in table.features]),
+                training and table.spec.optimizer is not None,
+            )
+            for table in self._planned
+        ]
+        return Batch(prepared, tables, training)
+
+    def _look_up(self, batch: Batch) -> list[NDArray[Any]]:
+        """Return the activations of each feature."""
+        found = self._asked(self._backend.lookup, batch.tables)
+        activations: list[Any] = [None] * len(batch.prepared)
+        for table, arrays in zip(self._planned, found, strict=True):
+            for at, array in zip(table.features, arrays, strict=True):
+                shape = (*batch.prepared[at].shape, table.spec.dim)
+                activations[at] = array if array.shape == shape else array.reshape(*shape)
+        self._count(
+            lookups=1,
+            ids=sum([feature.bags.ids.size for feature in batch.prepared]),
+            invalid_ids=sum([feature.invalid for feature in batch.prepared]),
+        )
+        return activations
+
+    def _count(self, **counted: int) -> None:
+        self._counting.run(self._add, counted)
+
+    def _add(self, counted: Mapping[str, int]) -> None:
+        for name, count in counted.items():
+            self._counters[name] = self._counters.get(name, 0) + count
+
+    def _train(
+        self, call: str, name: str | None, function: Callable[..., Any], *arguments: Any
+    ) -> Any:
+        """Make a call of training, one at a time."""
+        if name is not None and not isinstance(name, str):
+            raise ShardcoreTypeError(f"name must be a string or None, got {name!r}")
+        if name == "":
+            raise ShardcoreValueError("name must not be empty")
+        return self._using(
+            call,
+            self._training.run,
+            call_inside,
+            self,
+            self._named,
+            call,
+            name,
+            function,
+            arguments,
+        )
+
+    def _named(
+        self, call: str, name: str | None, function: Callable[..., Any], arguments: tuple[Any, ...]
+    ) -> Any:
+        """Raise what failed before; begin messages with the call's name, and count it."""
+        failure = self._operations.failure
+        if failure is not None:
+            raise self._dropped(failure)
+        if name is None:
+            return function(call, *arguments)
+        label = f"{call} {name!r}"
+        try:
+            result = function(label, *arguments)
+        except UpdateRefusedError as error:
+            raise UpdateRefusedError(f"{label}: {error}", error.updates) from error
+        except ShardcoreError as error:
+            raise type(error)(f"{label}: {error}") from error
+        self._count(**{f"{call}/{name}": 1})
+        return result
+
+    def _asked(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """Make a call to the backend; set right what was counted if updates did nothing.
+
+        In the background that is all; the failure that comes of it drops what is in flight.
+        """
+        try:
+            return call(*arguments)
+        except UpdateRefusedError as error:
+            if self._operations.in_background:
+                self._uncount(error.updates)
+            else:  # the caller may be a thread that only looks up
+                self._training.run(self._undo, error.updates)
+            raise
+
+    def _uncount(self, updates: int) -> None:
+        self._applied -= updates
+        self._count(steps=-updates)
+
+    def _undo(self, updates: int) -> None:
+        self._operations.wait()
+        uninterrupted(self._uncount, updates)
+        uninterrupted(self._drop_all)
+
+    def _drop_all(self) -> None:
+        self._in_flight.clear()
+        self._step = self._applied
+
+    def _settled(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """Make a call to the backend once everything before it is done."""
+        self._operations.settle()
+        return self._asked(call, *arguments)
+
+    def _view_call(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """Make a call for a view of a table, which says itself that its engine was closed."""
+        self._check_callback("reading or writing a table")
+        return self._life.read(self._settled, call, *arguments)
+
+    def _dropped(self, failure: Failure) -> ShardcoreRuntimeError:
+        """Forget what came after a failure in the background, and return the error that tells."""
+        self._operations.wait()
+        uninterrupted(self._take_failure)
+        return failure.raised()
+
+    def _take_failure(self) -> None:
+        self._operations.take_failure()
+        self._drop_all()
+
+    def _result(self, ticket: Ticket) -> Any:
+        try:
+            return self._operations.result(ticket)
+        except ShardcoreRuntimeError:
+            failure = self._operations.failure
+            if failure is None:
+                raise
+        raise self._dropped(failure)
+
+    def _prepare(self, features: Any, weights: Any, keep: bool) -> list[PreparedFeature]:
+        leaves = self._leaves(features, "features")
+        nothing = [None] * len(leaves)
+        weight_leaves = nothing if weights is None else self._leaves(weights, "weights")
+        prepared = []
+        for feature, leaf, weight_leaf in zip(
+            self._planned_features, leaves, weight_leaves, strict=True
+        ):
+            ready = prepare_feature(
+                feature.config,
+                leaf,
+                weight_leaf,
+                feature.path,
+                feature.weights_path,
+                feature.spec.name,
+                keep,
+            )
+            if self._batch_size is not None:
+                self._check_batch_size(ready, feature.path)
+            prepared.append(ready)
+        return prepared
+
+    def _check_batch_size(self, ready: PreparedFeature, path: str) -> None:
+        samples = ready.shape[0] if ready.shape else 1
+        if samples != self._batch_size:
+            raise ShardcoreValueError(
+                f"{path} must have the batch size given to build, {self._batch_size}, got {samples}"
+            )
+
+    def _leaves(self, given: Any, what: str) -> list[Any]:
+        """Return what a caller gives per feature.
+
+        A dict of features, the usual structure, is read without the paths of the general one.
+        """
+        keys = self._keys
+        if keys is not None and type(given) is dict and given.keys() == self._structure.keys():
+            return [given[key] for key in keys]
+        return flatten_like(self._structure, given, what)
+
+    def _as_structure(self, leaves: Sequence[Any]) -> Any:
+        if self._keys is not None:
+            return dict(zip(self._keys, leaves, strict=True))
+        return unflatten(self._structure, leaves)
+
+    # --- training --------------------------------------------------------------------------------
+
+    def apply_gradients(
+        self, gradients: Any, weight_gradients: bool = False, name: str | None = None
+    ) -> Any:
+        """Update every row that the batch names, once, with its table's optimizer.
+
+        Of several batches in flight it is the one that was enqueued first.
+
+        Parameters
+        ----------
+        gradients : the structure of the configuration, or None
+            Per feature an array shaped like its activations, of any real dtype, or None: the
+            feature contributes nothing and touches no row. None for all drops the batch, which
+            then counts no step. An array on the device of the backend's tables stays there; it
+            must be of a floating dtype, and not change any more.
+        weight_gradients : bool
+            Whether to return the gradients of the weights; the call then waits for them.
+        name : str, optional
+            As in `enqueue`.
+
+        Returns
+        -------
+        None, or the structure of the configuration
+            Per feature the gradient of its weights, ordered and shaped as ids were given, or None
+            where no weights or no gradient were given. They are those of the rows before the
+            update.
+
+        Raises
+        ------
+        ShardcoreTypeError, ShardcoreValueError
+            If a gradient has another structure, shape or kind, or a value is not finite (unless
+            ``check_gradients=False``), or a learning rate is not a number >= 0. Nothing is changed,
+            and the batch still waits.
+        UpdateRefusedError
+            If a value of a gradient on a device was not finite. That is tested there, and told by
+            this or a later call of any kind: the update, and those after it, did nothing. The
+            batches in flight are dropped then, and `step` says how many were applied.
+        ShardcoreRuntimeError
+            If no training batch was dequeued, an earlier call failed in the background, or the
+            engine is closed.
+        """
+        return self._train("apply_gradients", name, self._apply, gradients, weight_gradients)
+
+    def _apply(self, call: str, gradients: Any, weight_gradients: bool) -> Any:
+        batch = self._in_flight.to_apply()
+        nothing = [None] * len(self._features)
+        leaves = nothing if gradients is None else self._leaves(gradients, "gradients")
+        checked = read_gradients(
+            self._planned_features,
+            batch,
+            leaves,
+            self._backend,
+            check=self._check_gradients,
+            keep=self._pipeline,
+        )
+        updates = table_updates(self._planned, batch, checked, self._step + 1)
+
+        def update() -> Any:
+            found = None
+            if weight_gradients:
+                found = self._asked(
+                    gradients_of_weights, self._planned, batch, updates, self._backend
+                )
+            if updates:
+                self._asked(self._backend.apply, updates)
+                self._applied += 1
+                self._count(steps=1)
+            return found
+
+        def booked() -> None:
+            self._step += bool(updates)
+            self._in_flight.remove(batch)
+
+        ticket = self._operations.change(call, update, booked)
+        return self._as_structure(self._result(ticket)) if weight_gradients else None
+
+    # --- what can be seen ------------------------------------------------------------------------
+
+    @property
+    def embedding_tables(self) -> dict[TableConfig, ShardedVariable]:
+        """The tables, as views: reading and writing them reads and writes the backend's rows.
+
+        Raises
+        ------
+        ShardcoreRuntimeError
+            If the engine is not built, or closed.
+        """
+        return {table.config: self._view(table.spec.name, None) for table in self._built_tables()}
+
+    @property
+    def tables(self) -> dict[str, ShardedVariable]:
+        """The tables by name, as `embedding_tables`."""
+        return {
+            table.spec.name: self._view(table.spec.name, None) for table in self._built_tables()
+        }
+
+    @property
+    def slots(self) -> dict[str, dict[str, ShardedVariable]]:
+        """The optimizer slots by table and slot name, as views; row slots have one column."""
+        return {
+            table.spec.name: {
+                slot.name: self._view(table.spec.name, slot.name)
+                for slot in (table.spec.optimizer.slots if table.spec.optimizer else ())
+            }
+            for table in self._built_tables()
+        }
+
+    @property
+    def step(self) -> int:
+        """How many batches were applied, restored ones and those on their way included."""
+        return self._applied if self._operations.of_parent else self._step
+
+    @property
+    def in_flight(self) -> int:
+        """How many batches are between their `enqueue` and their end.
+
+        After an interrupt it says whether the call that was interrupted has taken its batch in, or
+        ended it.
+        """
+        return len(self._in_flight)
+
+    def config(self) -> dict[str, Any]:
+        """Return the whole configuration as it was resolved, in terms of JSON.
+
+        It is logged when the tables are built (logger ``shardcore``, level INFO). Two engines that
+        are made alike have equal ones.
+
+        Returns
+        -------
+        dict
+            ``backend``, ``hosts``, ``batch_size``, ``pipeline``, ``check_gradients``, ``seed``;
+            ``tables``: for each its name, rows, dim, dtype, combiner, initializer, layout,
+            placement, exchange, quantization, the paths of its features, and its optimizer with
+            every parameter and whether a learning rate is ``"constant"`` or ``"dynamic"``;
+            ``features``: for each its path, name, table and settings.
+
+        Examples
+        --------
+        >>> import shardcore as sc
+        >>> user = sc.TableConfig(5, 2, name="user", optimizer=sc.optimizers.SGD(lambda: 0.5))
+        >>> config = sc.ShardedEmbedding({"clicks": sc.FeatureConfig(user)}).config()
+        >>> config["backend"], config["hosts"], config["tables"][0]["features"]
+        ('cpu', 1, ["features['clicks']"])
+        >>> config["tables"][0]["optimizer"]["learning_rate"]
+        'dynamic'
+        """
+        names = {table.config: table.spec.name for table in self._planned}
+        return {
+            "backend": self._backend.name,
+            "hosts": self._backend.num_hosts,
+            "batch_size": self._batch_size,
+            "pipeline": self._pipeline,
+            "check_gradients": self._check_gradients,
+            "seed": self._seed,
+            "tables": [described_table(table, self._features) for table in self._planned],
+            "features": [
+                described_feature(path, feature, names[feature.table])
+                for path, feature in self._features
+            ],
+        }
+
+    def _built_tables(self) -> list[PlannedTable]:
+        self._check_callback("reading tables")
+        self._check_open("reading tables")
+        if not self._built:
+            raise ShardcoreRuntimeError("there are no tables yet: build first")
+        self._operations.settle()
+        return self._planned
+
+    def _view(self, table: str, slot: str | None) -> ShardedVariable:
+        name = table if slot is None else f"{table}/{slot}"
+        store = BackendRowStore(self._backend, table, slot, self._view_call)
+        return ShardedVariable.from_store(store, name)
+
+    def metrics(self) -> dict[str, int]:
+        """Return what was counted since the engine was made.
+
+        Returns
+        -------
+        dict
+            ``lookups`` (batches), ``ids`` looked up, ``invalid_ids`` that a policy dealt with,
+            ``steps`` applied, ``messages_exchanged`` and ``bytes_exchanged`` between hosts, and
+            whatever else the backend counts: ``unique_rows``, the distinct rows of each table that
+            were updated, added up over tables and updates. ``enqueue/NAME``, ``dequeue/NAME`` and
+            ``apply_gradients/NAME`` are the calls that were given that name.
+        """
+        if is_inside(self):  # an optimizer may look: the call it is part of holds what is needed
+            of_backend = self._backend.counters()
+        else:
+            of_backend = self._life.read(self._settled, self._backend.counters)
+        return {**self._counting.run(dict, self._counters), **of_backend}
+
+    # --- checkpoints -----------------------------------------------------------------------------
+
+    @property
+    def checkpoint_together(self) -> Together | None:
+        """The processes that hold the tables, and save and restore them together; or None."""
+        return self._backend.together
+
+    def checkpoint_metadata(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of the engine beside its tensors."""
+        return embedding_metadata(self._built_tables(), self._step, self._seed)
+
+    def checkpoint_tensors(self) -> list[TensorSource]:
+        """Return tables and slots as tensors, a row range per host."""
+        return [
+            replace(source, read=partial(self._view_call, source.read))
+            for source in embedding_sources(self._built_tables(), self._backend)
+        ]
+
+    def checkpoint_restore(
+        self, metadata: dict[str, Any], tensors: Mapping[str, SavedTensor], *, slots: str
+    ) -> RestorePlan:
+        """Return how tables and slots are restored; an engine that is not built gets built by it.
+
+        Raises
+        ------
+        ShardcoreValueError
+            If tables are missing or differ in shape or dtype, or the optimizer is another one.
+        ShardcoreRuntimeError
+            If a batch is in flight, or the engine is closed.
+        """
+        self._check_callback("restore")
+        self._check_open("restore")
+        self._operations.settle()
+        if self._in_flight:
+            raise ShardcoreRuntimeError("restore came while a batch is in flight: finish it first")
+        self._restoring = False  # if one was cut short, this is the one made again
+        was_built = self._built
+        plan = plan_restore(
+            self._planned, self._backend, metadata, tensors, live=was_built, slots=slots
+        )
+        if was_built:
+            self._asked(self._backend.begin_restore)
+        else:
+            self._building.run(self._create_tables, plan.specs)
+            self._restoring = True
+
+        def commit() -> None:
+            plan.reset_slots()
+            if was_built:
+                self._backend.end_restore()
+                for spec in plan.specs:
+                    self._backend.reseed(spec.name, spec.seed)
+            self._seed, self._planned = plan.seed, plan.tables
+            self._step = self._applied = plan.step
+            if not was_built:
+                self._restoring = False
+                self._note_built()
+
+        def abort() -> None:
+            if not was_built:
+                self._drop_unfinished()
+                self._restoring = False
+
+        return RestorePlan(plan.writes, was_built, commit, abort, plan.skipped)

@@ -1,0 +1,340 @@
+"""From the gradients that a caller gives to one update per table, and back to those of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from types import MethodType
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardcore.backend.base import Backend
+from shardcore.backend.messages import TableUpdate, not_finite
+from shardcore.dtypes import TABLE_DTYPES
+from shardcore.engine.in_flight import Batch
+from shardcore.engine.tables import PlannedTable
+from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
+from shardcore.features.prepare import PlannedFeature
+from shardcore.optimizer.base import Optimizer
+from shardcore.optimizer.hyperparameters import LearningRate, evaluate_learning_rate
+from shardcore.validation.arrays import as_floats, read_array
+
+__all__ = [
+    "Gradients",
+    "gradients_of_weights",
+    "read_gradients",
+    "table_updates",
+    "device_gradient",
+    "read_gradient",
+    "hyper_parameters",
+]
+
+_SMALL: Final = 1 << 14
+"""Elements of a gradient that is copied to be tested together with others."""
+
+
+@dataclass(frozen=True, eq=False)
+class Gradients:
+    """The gradients of a batch, per feature.
+
+    Attributes
+    ----------
+    values : list of (array, shape (bags, dim), or None)
+        NumPy arrays of the working dtype; or arrays of the backend's kind, of their own dtype.
+    unchecked : list of (str or None)
+        The path of a gradient whose values the backend has to test; else None.
+    """
+
+    values: list[Any]
+    unchecked: list[str | None]
+
+
+def read_gradients(
+    features: Sequence[PlannedFeature],
+    batch: Batch,
+    leaves: Sequence[Any],
+    backend: Backend,
+    *,
+    check: bool,
+    keep: bool,
+) -> Gradients:
+    """Return the gradient of each feature, those that a backend does not take read and cast.
+
+    Parameters
+    ----------
+    features : sequence of PlannedFeature
+    batch : Batch
+    leaves : sequence
+        As the caller gave them, per feature.
+    backend : Backend
+    check, keep : bool
+        As in `read_gradient`.
+
+    Raises
+    ------
+    ShardcoreTypeError, ShardcoreValueError
+        If one breaks a rule, or its table has no optimizer.
+    """
+    values: list[Any] = []
+    unchecked: list[str | None] = [None] * len(features)
+    small: list[NDArray[Any]] = []  # tested all at once
+    takes = backend.takes_gradient
+    for at, (feature, leaf, prepared) in enumerate(
+        zip(features, leaves, batch.prepared, strict=True)
+    ):
+        if leaf is None:
+            values.append(None)
+            continue
+        path, spec = feature.gradient_path, feature.spec
+        if spec.optimizer is None:
+            raise ShardcoreValueError(f"{path} must be None: table {spec.name!r} has no optimizer")
+        shape = (*prepared.shape, spec.dim)
+        if takes(leaf):
+            values.append(device_gradient(leaf, shape, path))
+            unchecked[at] = path if check else None
+            continue
+        later = check and prepared.bags.num_bags * spec.dim <= _SMALL
+        gradient = read_gradient(leaf, shape, feature.value, path, check and not later, keep)
+        values.append(gradient)
+        if later and gradient is not None:
+            small.append(gradient.reshape(-1))
+    if small and not np.isfinite(np.concatenate(small)).all():
+        for feature, leaf, prepared in zip(features, leaves, batch.prepared, strict=True):
+            if leaf is not None and not takes(leaf):  # raises for one of them
+                shape = (*prepared.shape, feature.spec.dim)
+                read_gradient(leaf, shape, feature.value, feature.gradient_path)
+    return Gradients(values, unchecked)
+
+
+def table_updates(
+    planned: Sequence[PlannedTable], batch: Batch, gradients: Gradients, step: int
+) -> list[TableUpdate]:
+    """Return an update for each table that has a gradient; learning rates are asked for here.
+
+    Parameters
+    ----------
+    planned : sequence of PlannedTable
+    batch : Batch
+    gradients : Gradients
+        From `read_gradients`.
+    step : int
+        1 for the first batch that the engine applies.
+    """
+    moving = []
+    for table, table_batch in zip(planned, batch.tables, strict=True):
+        optimizer = table.spec.optimizer
+        if optimizer is None:
+            continue
+        own = tuple([gradients.values[at] for at in table.features])
+        for gradient in own:
+            if gradient is not None:
+                moving.append((table, table_batch, own, optimizer))
+                break
+    # By identity first: to hash an optimizer takes all of its parameters, for every table.
+    optimizers = {id(optimizer): optimizer for *_, optimizer in moving}
+    values = hyper_parameters(optimizers.values())
+    hyper = {key: values[optimizer] for key, optimizer in optimizers.items()}
+    tested = any(gradients.unchecked)
+    updates = []
+    for table, table_batch, own, optimizer in moving:
+        unchecked: tuple[str | None, ...] = ()
+        shapes: tuple[tuple[int, ...], ...] = ()
+        if tested:
+            unchecked = tuple([gradients.unchecked[at] for at in table.features])
+            dim = table.spec.dim
+            shapes = tuple([(*batch.prepared[at].shape, dim) for at in table.features])
+        updates.append(TableUpdate(table_batch, own, hyper[id(optimizer)], step, unchecked, shapes))
+    return updates
+
+
+def gradients_of_weights(
+    planned: Sequence[PlannedTable],
+    batch: Batch,
+    updates: Sequence[TableUpdate],
+    backend: Backend,
+) -> list[NDArray[Any] | None]:
+    """Return the gradient of each feature's weights; None without weights or without a gradient.
+
+    Parameters
+    ----------
+    planned : sequence of PlannedTable
+    batch : Batch
+    updates : sequence of TableUpdate
+        From `table_updates`, not applied yet.
+    backend : Backend
+    """
+    found: list[NDArray[Any] | None] = [None] * len(batch.prepared)
+    by_name = {update.batch.table: update for update in updates}
+    for table in planned:
+        update = by_name.get(table.spec.name)
+        if update is None:
+            continue
+        for at, dots in zip(table.features, backend.weight_dots(update), strict=True):
+            if dots is not None:
+                found[at] = batch.prepared[at].weight_gradient(table.config.combiner, dots)
+    return found
+
+
+def read_gradient(
+    leaf: Any,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    path: str,
+    check: bool = True,
+    keep: bool = False,
+) -> NDArray[Any] | None:
+    """Return a feature's gradient as (bags, dim) of the working dtype, or None for none.
+
+    Parameters
+    ----------
+    leaf : array_like or None
+        Of any real dtype, shaped like the activations.
+    shape : tuple of int
+        That of the activations.
+    dtype : numpy.dtype
+        The working dtype.
+    path : str
+        Its place in the structure; begins every message.
+    check : bool
+        Whether every value must be finite in the working dtype.
+    keep : bool
+        Whether it outlives the call: then it shares no memory with what the caller gave.
+
+    Raises
+    ------
+    ShardcoreTypeError
+        If it is no array of real numbers.
+    ShardcoreValueError
+        If its shape differs, or a value is not finite, or does not fit the working dtype.
+
+    Examples
+    --------
+    >>> read_gradient([[1, 2]], (1, 2), np.dtype("float32"), "gradients")
+    array([[1., 2.]], dtype=float32)
+    """
+    if leaf is None:
+        return None
+    array = leaf if type(leaf) is np.ndarray else read_array(leaf, path)
+    array = array[...]  # a view whose shape only we can change
+    if array.dtype != dtype:
+        if array.dtype.kind == "b" or array.dtype.kind == "c":
+            raise ShardcoreTypeError(f"{path} must be real numbers, got dtype {array.dtype}")
+        array = as_floats(array, path)
+    _check_shape(array.shape, shape, path)
+    if array.dtype == dtype:
+        cast = array.copy() if keep else array
+    else:
+        with np.errstate(over="ignore"):  # told below, with its position
+            cast = array.astype(dtype)
+    if check and not (finite := np.isfinite(cast)).all():
+        at = int(np.argmin(finite))
+        raise ShardcoreValueError(not_finite(path, shape, at, array.flat[at], dtype))
+    flat = cast if len(shape) == 2 else cast.reshape(-1, shape[-1])
+    return flat if flat.flags.c_contiguous else np.ascontiguousarray(flat)
+
+
+def device_gradient(leaf: Any, shape: tuple[int, ...], path: str) -> Any:
+    """Return a gradient that lives on a device as (bags, dim), of its own dtype, not read.
+
+    Parameters
+    ----------
+    leaf : array
+        That a backend takes, shaped like the activations.
+    shape : tuple of int
+        That of the activations.
+    path : str
+        Its place in the structure; begins every message.
+
+    Raises
+    ------
+    ShardcoreTypeError
+        If its dtype is none of the four float dtypes of tables.
+    ShardcoreValueError
+        If its shape differs.
+
+    Examples
+    --------
+    >>> device_gradient(np.ones((2, 3, 4), np.float16), (2, 3, 4), "gradients").shape
+    (6, 4)
+    """
+    dtype = str(leaf.dtype)
+    if dtype.startswith(("bool", "complex")):
+        raise ShardcoreTypeError(f"{path} must be real numbers, got dtype {dtype}")
+    if dtype not in TABLE_DTYPES:
+        raise ShardcoreTypeError(
+            f"{path} must be float16, bfloat16, float32 or float64 where it lives on a device, "
+            f"got dtype {dtype}"
+        )
+    _check_shape(tuple(leaf.shape), shape, path)
+    return leaf if len(shape) == 2 else leaf.reshape(-1, shape[-1])
+
+
+def _check_shape(given: tuple[int, ...], shape: tuple[int, ...], path: str) -> None:
+    if given != shape:
+        raise ShardcoreValueError(
+            f"{path} must have the shape of the activations, {shape}, got {given}"
+        )
+
+
+def hyper_parameters(optimizers: Iterable[Optimizer]) -> dict[Optimizer, tuple[float, ...]]:
+    """Return what `Optimizer.hyper` returns for each, with each callable called once for all.
+
+    Tables whose rates follow one schedule thus follow it together, whatever the callable counts.
+
+    Parameters
+    ----------
+    optimizers : iterable of Optimizer
+        Callables are asked in their order. An optimizer with a `hyper` of its own is asked by it.
+
+    Returns
+    -------
+    dict of optimizer -> tuple of float
+        Equal optimizers are one.
+
+    Raises
+    ------
+    ShardcoreTypeError, ShardcoreValueError
+        If a callable returns no number >= 0 that is finite as float32.
+
+    Examples
+    --------
+    >>> import shardcore as sc
+    >>> rates = iter([0.5, 0.25])
+    >>> rate = lambda: next(rates)
+    >>> pair = [sc.optimizers.SGD(rate), sc.optimizers.Adagrad(rate)]
+    >>> [hyper[0] for hyper in hyper_parameters(pair).values()]
+    [0.5, 0.5]
+    """
+    rates: dict[object, float] = {}
+    found: dict[Optimizer, tuple[float, ...]] = {}
+    for optimizer in optimizers:
+        if optimizer in found:
+            continue
+        if type(optimizer).hyper is Optimizer.hyper:
+            found[optimizer] = tuple(
+                _evaluated(getattr(optimizer, name), name, rates) for name in optimizer.hyper_names
+            )
+        else:
+            found[optimizer] = optimizer.hyper()
+    return found
+
+
+def _evaluated(value: LearningRate, argument: str, rates: dict[object, float]) -> float:
+    if not callable(value):
+        return evaluate_learning_rate(value, argument)
+    key = _identity(value)
+    if key not in rates:
+        rates[key] = evaluate_learning_rate(value, argument)
+    return rates[key]
+
+
+def _identity(function: Callable[[], float]) -> object:
+    """Return what two references to one callable have in common; a method is made at each access.
+
+    Callables that are equal without being the same may count apart, so equality does not decide.
+    """
+    if isinstance(function, MethodType):
+        return id(function.__self__), id(function.__func__)
+    return id(function)

@@ -1,0 +1,14 @@
+"""What is looked up: the configuration of tables and features, and a batch of their ids.
+
+::
+
+    config      `TableConfig`, `FeatureConfig`, and the names of tables
+    structure   nested structures of features, flattened and rebuilt
+    prepare     one feature's input as checked bags
+"""
+
+from __future__ import annotations
+
+from shardcore.features.config import FeatureConfig, TableConfig
+
+__all__ = ["TableConfig", "FeatureConfig"]

@@ -1,0 +1,394 @@
+"""From what a caller gives for one feature to checked bags over its table.
+
+Here invalid ids meet their policy, sequences are cut and padded, weights take the working dtype and
+every bag gets its divisor. What comes out, a backend may trust: ids and row splits are copies that
+were checked, which no caller can change.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardcore._core import offsets as _offsets
+from shardcore.backend.messages import FeatureBags, TableSpec
+from shardcore.dtypes import working_dtype
+from shardcore.errors import ShardcoreIndexError, ShardcoreValueError
+from shardcore.features.config import FeatureConfig, TableConfig
+from shardcore.ids.formats import as_ragged, as_weights, dense_shape, named, placed_weights
+from shardcore.ids.own_arrays import immutable
+from shardcore.ids.ragged import Ragged
+from shardcore.ids.row_splits import lengths_from_row_splits, row_ids_from_row_splits
+from shardcore.store.segment_reduce import divisors, weight_gradients
+from shardcore.store.taken_ids import take_ids_on_threads
+
+__all__ = ["PlannedFeature", "PreparedFeature", "plan_features", "prepare_feature"]
+
+Ints = NDArray[np.int32] | NDArray[np.int64]
+
+_ID_TYPES: Final = (np.dtype(np.int64), np.dtype(np.int32))
+_SHARED_BAGS: Final = 1 << 16
+_fused: Any = _offsets.take_splits
+_take_splits: Final = _fused["int64_t"]  # chosen once: that takes longer than to take a few
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedFeature:
+    """A feature of an engine, with what is asked of it for every batch.
+
+    Attributes
+    ----------
+    config : FeatureConfig
+    path, weights_path, gradient_path : str
+        Its places in the structures that the caller gives.
+    spec : TableSpec
+        Its table.
+    value : numpy.dtype
+        The table's working dtype.
+    """
+
+    config: FeatureConfig
+    path: str
+    weights_path: str
+    gradient_path: str
+    spec: TableSpec
+    value: np.dtype[Any]
+
+
+def plan_features(
+    features: Sequence[tuple[str, FeatureConfig]], specs: Mapping[TableConfig, TableSpec]
+) -> list[PlannedFeature]:
+    """Return the features of an engine, given with their paths, beside their tables."""
+    planned = []
+    for path, config in features:
+        place, spec = path.removeprefix("features"), specs[config.table]
+        planned.append(
+            PlannedFeature(
+                config,
+                path,
+                "weights" + place,
+                "gradients" + place,
+                spec,
+                working_dtype(spec.dtype),
+            )
+        )
+    return planned
+
+
+@dataclass(eq=False, slots=True)
+class PreparedFeature:
+    """One feature of one batch, ready for a backend.
+
+    Attributes
+    ----------
+    bags : FeatureBags
+    shape : tuple of int
+        Of the activations, without the last axis.
+    invalid : int
+        Ids that the policy dealt with.
+    kept : ndarray of bool, shape (ids given,), or None
+        Which of the ids in bag order are in `bags`; None: all.
+    weighed : (row_splits, weights) or None
+        The ids whose weights the divisors count, in bag order: those of `bags`, and with the policy
+        "zero" also the invalid ones. None: no weights were given.
+    given_order : ndarray of int64, or None
+        Where each id in bag order stood as it was given; None: the same place.
+    ids_shape : tuple of int, or None
+        Shape of ids that came as a dense array.
+    """
+
+    bags: FeatureBags
+    shape: tuple[int, ...]
+    invalid: int
+    kept: NDArray[np.bool_] | None
+    weighed: tuple[NDArray[np.int64], NDArray[Any]] | None
+    given_order: NDArray[np.int64] | None
+    ids_shape: tuple[int, ...] | None
+
+    def weight_gradient(self, combiner: str, dots: NDArray[Any]) -> NDArray[Any] | None:
+        """Return the gradients of the weights as they were given, None where none were.
+
+        Parameters
+        ----------
+        combiner : {"sum", "mean", "sqrtn"}
+        dots : ndarray, shape (ids in `bags`,)
+            Each id's row times its bag's gradient.
+        """
+        if self.weighed is None:
+            return None
+        row_splits, weights = self.weighed
+        if weights.size != dots.size:  # "zero": invalid ids have rows of zeros, and their weights
+            dots = self._among_given(dots)
+        full = weight_gradients(combiner, dots, row_splits, weights, self.bags.divisors)
+        if self.kept is not None and full.size != self.kept.size:  # "drop": not in the result
+            full = self._among_given(full)
+        if self.given_order is not None:
+            in_bags, full = full, np.empty_like(full)
+            full[self.given_order] = in_bags
+        return full if self.ids_shape is None else full.reshape(self.ids_shape)
+
+    def _among_given(self, of_kept: NDArray[Any]) -> NDArray[Any]:
+        """Return values of the kept ids with zeros for the others between them."""
+        assert self.kept is not None, "all ids are kept"
+        full = np.zeros(self.kept.size, of_kept.dtype)
+        full[self.kept] = of_kept
+        return full
+
+
+def prepare_feature(
+    config: FeatureConfig,
+    leaf: Any,
+    weights_leaf: Any,
+    path: str,
+    weights_path: str,
+    table: str,
+    keep: bool = False,
+) -> PreparedFeature:
+    """Check one feature's input and turn it into bags.
+
+    Parameters
+    ----------
+    config : FeatureConfig
+    leaf, weights_leaf : as in `shardcore.ids.formats`
+    path, weights_path : str
+        Places in their structures; every message begins with one.
+    table : str
+        The table's name, for messages.
+    keep : bool
+        Whether the bags outlive the call: then weights share no memory with what the caller gave
+        either, who may use his arrays again before the gradients come.
+
+    Returns
+    -------
+    PreparedFeature
+
+    Raises
+    ------
+    ShardcoreTypeError, ShardcoreValueError, ShardcoreIndexError
+        If the input breaks a rule.
+
+    Examples
+    --------
+    >>> from shardcore.features.config import TableConfig
+    >>> feature = FeatureConfig(TableConfig(10, 4, combiner="mean"))
+    >>> prepared = prepare_feature(feature, [[1, 2], []], None, "features", "weights", "t")
+    >>> prepared.bags.divisors, prepared.shape
+    (array([2., 0.], dtype=float32), (2,))
+    """
+    if weights_leaf is None and not config.max_sequence_length:
+        plain = _plain_feature(config, leaf, path)
+        if plain is not None:
+            return plain
+    value = _value_of(config)
+    ragged, batch_shape = as_ragged(leaf, path)
+    ids_shape = dense_shape(leaf)
+    with named(weights_path):
+        weights_leaf = placed_weights(weights_leaf, leaf)
+    weights = as_weights(weights_leaf, ragged, ids_shape, weights_path, value, keep)
+    if config.max_sequence_length:
+        if weights is not None:
+            raise ShardcoreValueError(
+                f"{weights_path}: weights are refused for a sequence, whose rows are not combined; "
+                f"{path} has max_sequence_length = {config.max_sequence_length}"
+            )
+        bags, shape, invalid = _sequence(config, ragged, batch_shape, path, table)
+        return PreparedFeature(bags, shape, invalid, None, None, None, ids_shape)
+    shape = _activation_shape(config, batch_shape, path)
+    row_splits, combiner = ragged.row_splits, config.table.combiner
+    ids, valid, invalid = _valid_ids(config, ragged.values, path, table)
+    # "zero" keeps the weight of an invalid id in the denominator, "drop" takes it out.
+    weighed_splits, weighed = row_splits, weights
+    if valid is not None:
+        ids, row_splits = ids[valid], _splits_without(row_splits, valid)
+        weights = None if weights is None else weights[valid]
+        if config.invalid_ids == "drop":
+            weighed_splits, weighed = row_splits, weights
+    divisor = _finite_divisors(combiner, weighed_splits, weighed, value, weights_path)
+    return PreparedFeature(
+        FeatureBags(ids, row_splits, weights, divisor),
+        shape,
+        invalid,
+        valid,
+        None if weighed is None else (weighed_splits, weighed),
+        ragged._given_order,
+        ids_shape,
+    )
+
+
+def _value_of(config: FeatureConfig) -> np.dtype[Any]:
+    return working_dtype(np.dtype(config.table.dtype))
+
+
+def _plain_feature(config: FeatureConfig, leaf: Any, path: str) -> PreparedFeature | None:
+    """Return what the commonest input comes to: unweighted arrays as they should be, ids all valid.
+
+    It is what `prepare_feature` would make of it, by a shorter way: with a thousand tables the ways
+    through the general forms take longer than the lookup. None: for the long way to say or do.
+    """
+    ids_shape: tuple[int, ...] | None = None
+    given: NDArray[Any]
+    if type(leaf) is np.ndarray:
+        ids_shape = leaf.shape
+        if not ids_shape or not _is_plain(leaf):
+            return None
+        width = 1 if len(ids_shape) == 1 else ids_shape[-1]
+        batch_shape = ids_shape if len(ids_shape) == 1 else ids_shape[:-1]
+        bags = math.prod(batch_shape)
+        given = leaf.reshape(-1)
+        if given.size != bags * width:  # another thread has given it another shape
+            return None
+        if bags <= _SHARED_BAGS:
+            row_splits = _even_splits(bags, width)
+            divisor = _even_divisors(config.table.combiner, bags, width, _value_of(config))
+        else:
+            row_splits = np.arange(bags + 1, dtype=np.int64) * width
+            divisor = divisors(config.table.combiner, row_splits, None, _value_of(config))
+    elif type(leaf) is tuple and len(leaf) == 2:
+        given, splits = leaf
+        if not (
+            type(given) is type(splits) is np.ndarray
+            and given.ndim == splits.ndim == 1
+            and _is_plain(given)
+            and _is_plain(splits)
+            and splits.dtype == np.int64
+            and splits.size
+        ):
+            return None
+        row_splits = np.empty(splits.size, np.int64)
+        if _take_splits(splits, given.size, row_splits) >= 0:
+            return None
+        batch_shape = (row_splits.size - 1,)
+        divisor = divisors(config.table.combiner, row_splits, None, _value_of(config))
+    else:
+        return None
+    ids, bad = take_ids_on_threads(given, config.table.vocabulary_size)
+    if bad >= 0:
+        return None
+    shape = _activation_shape(config, batch_shape, path)
+    bags_of_ids = FeatureBags(ids, row_splits, None, divisor)
+    return PreparedFeature(bags_of_ids, shape, 0, None, None, None, ids_shape)
+
+
+def _is_plain(array: NDArray[Any]) -> bool:
+    flags = array.flags
+    return array.dtype in _ID_TYPES and flags.c_contiguous and flags.aligned
+
+
+@lru_cache(maxsize=16)
+def _even_splits(bags: int, width: int) -> NDArray[np.int64]:
+    """Return the row_splits of a dense array, which nobody can write to: many features share it."""
+    return immutable(np.arange(bags + 1, dtype=np.int64) * width)
+
+
+@lru_cache(maxsize=16)
+def _even_divisors(
+    combiner: str, bags: int, width: int, value: np.dtype[Any]
+) -> NDArray[Any] | None:
+    """Return the divisors of a dense array; None for bags of one id, which are divided by 1."""
+    if width == 1:
+        return None
+    divisor = divisors(combiner, _even_splits(bags, width), None, value)
+    return None if divisor is None else immutable(divisor)
+
+
+def _finite_divisors(
+    combiner: str,
+    row_splits: NDArray[np.int64],
+    weights: NDArray[Any] | None,
+    value: np.dtype[Any],
+    path: str,
+) -> NDArray[Any] | None:
+    if weights is None:  # counts of ids, always finite
+        return divisors(combiner, row_splits, None, value)
+    with np.errstate(over="ignore"):  # told below, with the bag
+        divisor = divisors(combiner, row_splits, weights, value)
+    if divisor is not None:
+        finite = np.isfinite(divisor)
+        if not finite.all():
+            raise ShardcoreValueError(
+                f"{path}: the weights of bag {int(np.argmin(finite))} are too large: "
+                f"the divisor of combiner {combiner!r} does not fit {value}"
+            )
+    return divisor
+
+
+def _activation_shape(
+    config: FeatureConfig, batch_shape: tuple[int, ...], path: str
+) -> tuple[int, ...]:
+    if config.output_shape is None:
+        return batch_shape
+    shape = tuple(config.output_shape)
+    if math.prod(shape) != math.prod(batch_shape):
+        raise ShardcoreValueError(
+            f"{path}: output_shape {shape} must hold as many vectors as there are bags, "
+            f"{math.prod(batch_shape)}, got {math.prod(shape)}"
+        )
+    return shape
+
+
+def _valid_ids(
+    config: FeatureConfig, ids: Ints, path: str, table: str
+) -> tuple[Ints, NDArray[np.bool_] | None, int]:
+    """Return a copy of the ids, which to keep (None: all), and how many were invalid."""
+    rows = config.table.vocabulary_size
+    own, bad = take_ids_on_threads(ids, rows)
+    if bad < 0:
+        return own, None, 0
+    policy = config.invalid_ids
+    if policy == "raise":
+        raise ShardcoreIndexError(
+            f"{path}: ids[{bad}] = {own[bad]} is outside table {table!r}: must be in [0, {rows})"
+        )
+    ids = ids.copy()  # what was taken ends with the first invalid id
+    valid = (ids >= 0) & (ids < rows)
+    invalid = int(ids.size - np.count_nonzero(valid))
+    if policy in ("drop", "zero"):
+        return ids, valid, invalid
+    wide = ids.astype(np.int64, copy=False)  # the row put in may not fit int32
+    if policy == "clip":
+        return np.clip(wide, 0, rows - 1), None, invalid
+    return np.where(valid, wide, np.int64(policy)), None, invalid
+
+
+def _splits_without(row_splits: NDArray[np.int64], valid: NDArray[np.bool_]) -> NDArray[np.int64]:
+    kept_before = np.zeros(valid.size + 1, np.int64)
+    np.cumsum(valid, out=kept_before[1:])
+    return kept_before[row_splits]
+
+
+def _sequence(
+    config: FeatureConfig, ragged: Ragged, batch_shape: tuple[int, ...], path: str, table: str
+) -> tuple[FeatureBags, tuple[int, ...], int]:
+    """Return a bag per position, holding the id there or nothing, and the shape of them all."""
+    length = config.max_sequence_length
+    ids, valid, invalid = _valid_ids(config, ragged.values, path, table)
+    row_splits = ragged.row_splits
+    if valid is not None and config.invalid_ids == "drop":  # later ids move up
+        ids, row_splits, valid = ids[valid], _splits_without(row_splits, valid), None
+    sample = row_ids_from_row_splits(row_splits)
+    position = np.arange(ids.size) - row_splits[sample]
+    used = position < length
+    if valid is not None:  # "zero": the position stays, empty
+        used &= valid
+    samples = lengths_from_row_splits(row_splits).size
+    counts = np.zeros(samples * length, np.int64)
+    counts[sample[used] * length + position[used]] = 1
+    per_position = np.zeros(counts.size + 1, np.int64)
+    np.cumsum(counts, out=per_position[1:])
+    bags = FeatureBags(ids[used], per_position, bags_per_sample=length)
+    shape = (*batch_shape, length)
+    if config.output_shape is not None:
+        given = tuple(config.output_shape)
+        if math.prod(given) != math.prod(shape):
+            raise ShardcoreValueError(
+                f"{path}: output_shape {given} must hold as many vectors as there are positions, "
+                f"{math.prod(shape)}, got {math.prod(given)}"
+            )
+        shape = given
+    return bags, shape, invalid

@@ -1,0 +1,254 @@
+"""The short way for serving: one table, everything decided beforehand, a call that only checks.
+
+For small batches the call itself is the cost, not the rows. What can be known from the table alone
+(the compiled body, the bytes it reads, the types it computes in) is therefore looked up once; a
+call checks its ids and row splits, as every lookup does, and goes straight to the kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from shardcore._core import offsets as _offsets
+from shardcore._core import partition as _partition
+from shardcore.backend.messages import FeatureBags
+from shardcore.dtypes import KIND_OF, row_bytes, table_dtype, working_dtype
+from shardcore.errors import ShardcoreIndexError, ShardcoreTypeError, ShardcoreValueError
+from shardcore.ids.formats import as_weights
+from shardcore.ids.ragged import Ragged
+from shardcore.ids.row_splits import check_row_splits
+from shardcore.lookup.lookup import as_row_store, only_array
+from shardcore.lookup.serving import combine_bags
+from shardcore.store.instruction_set import best_module
+from shardcore.store.segment_reduce import COMBINERS, TYPE_NAMES, divisors
+from shardcore.validation.arrays import as_ids, read_array
+from shardcore.variable.row_store import ArrayRowStore, RowStore
+
+__all__ = ["PreparedLookup", "prepare_lookup"]
+
+_INT32: Final = np.dtype(np.int32)
+_INT64: Final = np.dtype(np.int64)
+_INLINE: Final = 1 << 19
+"""Elements to add up to which a batch is not cut: about what waking another thread costs."""
+
+_kernel = best_module("shardcore._core.rows")
+
+
+def _chosen(fused: Any, dtype: np.dtype[Any]) -> Callable[..., int]:
+    """Return the body of a fused kernel for one type: choosing it costs more than running it."""
+    body: Callable[..., int] = fused[TYPE_NAMES[dtype]]
+    return body
+
+
+# A pair each, of int32 and int64: `pair[wide]` takes less time than a dictionary of dtypes.
+_first_outside: Final = tuple(_chosen(_partition.first_outside, t) for t in (_INT32, _INT64))
+_first_descent: Final = _chosen(_offsets.first_descent, _INT64)
+
+
+class PreparedLookup:
+    """A lookup in one table; made by `prepare_lookup`, safe to call from any thread.
+
+    Attributes
+    ----------
+    combiner : str
+    shape : tuple of int
+        Of the table.
+    dtype : numpy.dtype
+        Of the result: float64 for a float64 table, else float32.
+
+    Examples
+    --------
+    >>> prepare_lookup(np.ones((3, 2), np.float32))
+    PreparedLookup(shape=(3, 2), dtype=float32, combiner='sum')
+    """
+
+    __slots__ = (
+        "combiner",
+        "dtype",
+        "shape",
+        "_dim",
+        "_kernels",
+        "_kind",
+        "_num_rows",
+        "_store",
+        "_table",
+    )
+
+    def __init__(self, store: RowStore, combiner: str) -> None:
+        self.combiner = combiner
+        self.shape = (store.layout.num_rows, *store.row_shape)
+        self.dtype = working_dtype(store.dtype)
+        self._num_rows = store.layout.num_rows
+        self._dim = math.prod(store.row_shape)
+        self._store = store
+        whole = only_array(store)
+        # The bytes of a table in one piece, which the kernel reads where they lie.
+        self._table = None if whole is None else row_bytes(whole.reshape(self._num_rows, self._dim))
+        self._kind = KIND_OF[store.dtype.name]
+        value = TYPE_NAMES[self.dtype]
+        self._kernels = tuple(
+            _kernel.segment_reduce[TYPE_NAMES[dtype], value] for dtype in (_INT32, _INT64)
+        )
+
+    def __call__(
+        self,
+        values: ArrayLike,
+        row_splits: ArrayLike,
+        weights: ArrayLike | None = None,
+        out: NDArray[Any] | None = None,
+    ) -> NDArray[Any]:
+        """Return one combined row per bag.
+
+        Parameters
+        ----------
+        values : array of any integer type, shape (n,), each in [0, rows)
+            int32 and int64 arrays are copied as they are.
+        row_splits : array of int, shape (bags + 1,)
+            Bag b is ``values[row_splits[b]:row_splits[b + 1]]``.
+        weights : array of real numbers, shape (n,), optional
+            Finite; ones where not given.
+        out : ndarray of `dtype`, shape (bags, *row_shape), C-contiguous, optional
+            Where to write. Must not share memory with the table or the other arguments.
+
+        Returns
+        -------
+        ndarray of `dtype`, shape (bags, *row_shape)
+            `out`, where it was given. An empty bag gives zeros.
+
+        Raises
+        ------
+        ShardcoreTypeError, ShardcoreValueError
+            If an argument is none of these.
+        ShardcoreIndexError
+            If an id is out of range; the message gives its position.
+        """
+        # Copies, C-contiguous and aligned, are what is checked and used: another thread may write
+        # to the caller's arrays.
+        ids: NDArray[Any] = values.copy() if type(values) is np.ndarray else _read_ids(values)
+        dtype = ids.dtype
+        wide = dtype is _INT64
+        if ids.ndim != 1 or not (wide or dtype is _INT32):
+            ids = _read_ids(ids)
+            wide = ids.dtype == _INT64
+        size = ids.size
+        splits: NDArray[np.int64] | None = None
+        if type(row_splits) is np.ndarray and row_splits.dtype is _INT64:
+            splits = row_splits.copy()
+            if (
+                splits.ndim != 1
+                or splits.size < 2
+                or splits.item(0) != 0
+                or splits.item(-1) != size
+                or (splits.size > 2 and _first_descent(splits) >= 0)
+            ):
+                splits = None
+        if splits is None:
+            splits = check_row_splits(read_array(row_splits, "row_splits"), size)
+        bags = splits.size - 1
+        bad = _first_outside[wide](ids, self._num_rows)
+        if bad >= 0:
+            raise ShardcoreIndexError(
+                f"values[{bad}] = {ids[bad]} is outside the table: must be in [0, {self._num_rows})"
+            )
+        factors: NDArray[Any] | None = None
+        if type(weights) is np.ndarray and self._is_plain_weights(weights, size):
+            factors = weights
+        elif weights is not None:
+            factors = as_weights(weights, Ragged(ids, splits), None, "weights", self.dtype)
+            assert factors is not None, "weights were given"
+            factors = np.require(factors, self.dtype, ["C", "A"])
+        if out is None:
+            result = np.empty((bags, self._dim), self.dtype)
+        else:
+            self._check_out(out, bags, (values, row_splits, factors))
+            result = out.reshape(bags, self._dim)
+        denominators = None
+        if self.combiner != "sum":
+            denominators = divisors(self.combiner, splits, factors, self.dtype)
+        if self._table is not None and size * self._dim <= _INLINE:
+            self._kernels[wide](self._table, self._kind, ids, splits, factors, denominators, result)
+        else:
+            combine_bags(self._store, FeatureBags(ids, splits, factors, denominators), result)
+        if out is not None:
+            return out
+        return result if len(self.shape) == 2 else result.reshape(bags, *self.shape[1:])
+
+    def _is_plain_weights(self, weights: NDArray[Any], size: int) -> bool:
+        """Tell whether a kernel can read an array of weights where it lies."""
+        return (
+            weights.dtype is self.dtype
+            and weights.shape == (size,)
+            and weights.flags.c_contiguous
+            and weights.flags.aligned
+            and bool(np.isfinite(weights).all())
+        )
+
+    def _check_out(self, out: object, bags: int, others: tuple[ArrayLike | None, ...]) -> None:
+        if not isinstance(out, np.ndarray):
+            raise ShardcoreTypeError(f"out must be an ndarray, got {type(out).__name__}")
+        shape = (bags, *self.shape[1:])
+        if out.dtype != self.dtype or out.shape != shape or not out.flags.carray:
+            raise ShardcoreValueError(
+                f"out must be writable, aligned, C-contiguous {self.dtype} of shape {shape}, got "
+                f"{out.dtype} of shape {out.shape} with strides {out.strides}"
+                f"{'' if out.flags.writeable else ', read-only'}"
+            )
+        tables = self._store.shards() if isinstance(self._store, ArrayRowStore) else []
+        for array in (*tables, *others):
+            if isinstance(array, np.ndarray) and np.may_share_memory(out, array):
+                raise ShardcoreValueError(
+                    "out must not share memory with the table, values, row_splits or weights"
+                )
+
+    def __repr__(self) -> str:
+        return f"PreparedLookup(shape={self.shape}, dtype={self.dtype}, combiner={self.combiner!r})"
+
+
+def prepare_lookup(params: Any, combiner: str = "sum") -> PreparedLookup:
+    """Return a lookup in one table that costs as little per call as can be.
+
+    What it returns is called as ``lookup(values, row_splits, weights=None, out=None)`` and gives,
+    to the last bit, what an engine gives for these bags. Every call checks ids and row splits.
+
+    Parameters
+    ----------
+    params : ShardedVariable, array, or list of arrays, the whole (rows, *row_shape)
+        Adopted, not copied: later changes are seen. A list holds consecutive ranges of rows. A
+        C-contiguous table in one piece is the fast case; of others, and of an engine's table,
+        the rows are gathered first.
+    combiner : "sum", "mean" or "sqrtn"
+
+    Returns
+    -------
+    PreparedLookup
+
+    Raises
+    ------
+    ShardcoreTypeError, ShardcoreValueError
+        If an argument is none of these.
+
+    Examples
+    --------
+    >>> lookup = prepare_lookup(np.array([[1, 2], [3, 4], [5, 6]], np.float32), combiner="mean")
+    >>> lookup(np.array([0, 2, 1]), np.array([0, 2, 2, 3]))
+    array([[3., 4.],
+           [0., 0.],
+           [3., 4.]], dtype=float32)
+    """
+    store = as_row_store(params, None)
+    table_dtype(store.dtype, "dtype of params")
+    if combiner not in COMBINERS:
+        raise ShardcoreValueError(f'combiner must be "sum", "mean" or "sqrtn", got {combiner!r}')
+    return PreparedLookup(store, combiner)
+
+
+def _read_ids(values: ArrayLike) -> NDArray[Any]:
+    ids = as_ids(read_array(values, "values"), "values")
+    if ids.ndim != 1:
+        raise ShardcoreValueError(f"values must be of rank 1, got shape {ids.shape}")
+    return ids.astype(_INT32 if ids.dtype == _INT32 else _INT64)

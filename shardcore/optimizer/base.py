@@ -1,0 +1,376 @@
+"""The contract of an optimizer: two pure functions over blocks of rows, optionally one in C.
+
+What an optimizer is
+--------------------
+An optimizer is a frozen dataclass: its fields are its parameters, nothing else is hidden in it. It
+holds no state of a table. The state lives beside the table's rows, in *slots* that it declares:
+one `SlotSpec` per slot, ``"element"`` for a value per weight or ``"row"`` for one value per row.
+
+What slots start from
+---------------------
+A `SlotSpec` says it: a number, an array of the slot's full shape, or an initializer. Where that is
+not enough, a class overrides `Optimizer.init`: it is then called with the rows' initial values, in
+blocks of any size, in the working dtype, when a table is created; and with the restored rows when a
+checkpoint is restored with ``slots="reset"``. What it returns is stored in each slot's dtype.
+
+What happens on a batch
+-----------------------
+The engine sums the gradients of all occurrences of a row, over all features of a table, and hands
+over each touched row once, in blocks of any size. For a block of n rows of dim columns
+
+- ``grad``      (n, dim)  the summed gradients,
+- ``rows``      (n, dim)  the weights,
+- ``slots``     {name: (n, dim) array, or (n, 1) for a ``"row"`` slot},
+- ``hyper``     one float per name in `Optimizer.hyper_names`, the same for the whole batch,
+- ``step``      1 for the first batch that the engine applies, 2 for the second, … (restored engines
+                count on),
+- ``row_ids``   (n,) int64, the row numbers in the whole table, all different,
+
+`Optimizer.update` returns the new ``rows`` and ``slots``. Arrays of values arrive in the working
+dtype of the table: float64 for float64 tables, float32 for float32, float16 and bfloat16 tables. A
+row's result must depend on that row's data only, never on which other rows share its block: blocks
+differ between backends, threads and shards, the results must not.
+
+Where `Optimizer.accumulate` is False, gradients are not summed: `update` is called once for every
+occurrence of a row, in their order, each time with what the call before returned. Where
+`Optimizer.lazy` is False, rows that the batch does not name come too, with a gradient of zeros.
+Rows of float16 and bfloat16 are rounded back once per batch, to the nearest or, with
+`Optimizer.rounds_stochastically`, to one of the two neighbours by chance.
+
+`update` and `init` change nothing they are given and are written against the Python array API
+(``xp = rows.__array_namespace__()``): NumPy runs them as they stand, JAX traces and compiles them.
+Hence no branches on values of arrays.
+
+The same in C
+-------------
+For speed on the CPU an optimizer may also hand over a compiled function through
+`Optimizer.compiled`, from any tool that can make one: Cython, C, C++, Rust, numba. With V = float
+for a working dtype of float32 and V = double for float64::
+
+    void update(int64_t count,            /* rows of this block, may be 0 */
+                int64_t dim,              /* columns of a row */
+                V *const *rows,           /* rows[i]: the dim values of row i, updated in place */
+                V *const *const *slots,   /* slots[k][i]: slot k of row i, dim values or 1, updated
+                                             in place; k in the order of Optimizer.slots */
+                const V *gradients,       /* count x dim, C-contiguous: the summed gradients */
+                const int64_t *row_ids,   /* row_ids[i]: the row's number in the whole table */
+                const double *hyper,      /* in the order of Optimizer.hyper_names */
+                int64_t step);            /* 1 for the first batch */
+
+It is called from several threads at once, without the GIL, over rows that never overlap. It must
+not raise, allocate Python objects, call back, or touch memory outside of what it is given. It must
+give the same numbers as `Optimizer.update`; results equal to the last bit need the same order of
+operations and a compiler that does not contract them (``-ffp-contract=off``).
+
+A capsule that carries such a function is named ``"shardcore.update_rows.float32"`` or
+``"shardcore.update_rows.float64"``.
+
+Examples
+--------
+A whole optimizer, heavy-ball momentum:
+
+>>> from dataclasses import dataclass
+>>> import numpy as np
+>>> from shardcore.optimizer import LearningRate, Optimizer, SlotSpec
+>>> from shardcore.optimizer import check_hyper_parameter, check_learning_rate
+>>> @dataclass(frozen=True, eq=False, repr=False)
+... class HeavyBall(Optimizer):
+...     learning_rate: LearningRate = 0.01
+...     momentum: float = 0.9
+...
+...     hyper_names = ("learning_rate", "momentum")
+...     slots = (SlotSpec("momenta", "element"),)
+...
+...     def __post_init__(self):
+...         check_learning_rate(self.learning_rate)
+...         check_hyper_parameter(self.momentum, "momentum", at_least=0)
+...
+...     def update(self, grad, rows, slots, hyper, step, row_ids):
+...         learning_rate, momentum = hyper
+...         momenta = momentum * slots["momenta"] + grad
+...         return rows - learning_rate * momenta, {"momenta": momenta}
+
+>>> optimizer = HeavyBall(learning_rate=0.5)
+>>> optimizer
+HeavyBall(learning_rate=0.5, momentum=0.9)
+>>> rows = np.ones((1, 2), np.float32)
+>>> grad = np.array([[1, 2]], np.float32)
+>>> slots = optimizer.init(rows)
+>>> for step in (1, 2):
+...     rows, slots = optimizer.update(
+...         grad, rows, slots, optimizer.hyper(), step, row_ids=np.array([7])
+...     )
+>>> rows
+array([[-0.45, -1.9 ]], dtype=float32)
+
+With an `OptimizerSpec` in a plugin (see `shardcore.plugins.hookspecs`) it becomes
+``shardcore.optimizers.HeavyBall``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from types import MethodType
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from shardcore.errors import ShardcoreTypeError
+from shardcore.optimizer.compiled import UpdateFunction
+from shardcore.optimizer.hyperparameters import (
+    callable_name,
+    evaluate_learning_rate,
+)
+from shardcore.optimizer.slots import SlotSpec, comparable, described_value, shown
+
+__all__ = ["Optimizer"]
+
+
+def _is_same(value: object, usual: object) -> bool:
+    """Tell whether a parameter is its default, for values that compare to a bool."""
+    return value is usual or (
+        type(value) is type(usual) and isinstance(value, int | float | str) and value == usual
+    )
+
+
+def _as_json(value: Any) -> Any:
+    """Return a parameter as JSON can hold it; callables in a tuple are initial values."""
+    if callable(value):
+        return {"callable": callable_name(value)}
+    if isinstance(value, np.dtype):
+        return value.name
+    if isinstance(value, SlotSpec):
+        described = {name: _as_json(getattr(value, name)) for name in ("name", "kind", "dtype")}
+        return {**described, "fill": described_value(value.fill)}
+    if isinstance(value, tuple):
+        return [described_value(one) if callable(one) else _as_json(one) for one in value]
+    return value
+
+
+def _as_key(value: Any) -> object:
+    """Return what a parameter is compared by; a method is made anew at each access."""
+    if isinstance(value, tuple):
+        return tuple(comparable(one) if callable(one) else _as_key(one) for one in value)
+    return id(value) if callable(value) and not isinstance(value, MethodType) else value
+
+
+def _as_text(value: Any) -> str:
+    """Return a parameter in words, without an address in memory."""
+    if isinstance(value, tuple):
+        inside = [shown(one) if callable(one) else _as_text(one) for one in value]
+        return f"({', '.join(inside)}{',' * (len(inside) == 1)})"
+    return f"<{callable_name(value)}>" if callable(value) else repr(value)
+
+
+class Optimizer(ABC):
+    """Base of every optimizer; the module's text is the contract.
+
+    A subclass is decorated with ``@dataclass(frozen=True, eq=False, repr=False)``, has its
+    parameters as fields, checks them in ``__post_init__``, declares `slots` and `hyper_names` and
+    implements `update`. The rest is built from these.
+
+    Equal are two optimizers of the same class with equal parameters; parameters that are callable
+    are compared by identity, since two schedules that agree today may differ tomorrow. Initial
+    values of slots are compared as `SlotSpec` does.
+
+    Attributes
+    ----------
+    name : str
+        The name in checkpoints and listings; the class's own name unless it says otherwise.
+    hyper_names : tuple of str
+        The attributes, fields or properties, whose values `update` gets in ``hyper``, in order.
+    slots : tuple of SlotSpec
+        The state kept beside the rows, in order.
+    lazy : bool
+        True: only the rows that a batch touches are updated. False: all rows, each batch.
+    accumulate : bool
+        True: one update per row and batch, of the summed gradients. False: one per occurrence.
+    rounds_stochastically : bool
+        Whether rows of a short dtype are rounded by chance instead of to the nearest.
+
+    Raises
+    ------
+    ShardcoreTypeError
+        If a subclass that is no frozen dataclass is instantiated.
+    """
+
+    name: ClassVar[str]
+    hyper_names: ClassVar[tuple[str, ...]] = ("learning_rate",)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.name = cls.__dict__.get("name", cls.__name__)
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Refuse classes whose instances could change under a table that uses them."""
+        parameters = getattr(cls, "__dataclass_params__", None)
+        if parameters is None or not parameters.frozen:
+            raise ShardcoreTypeError(
+                f"optimizer class {cls.__name__} must be a frozen dataclass: "
+                "@dataclass(frozen=True, eq=False, repr=False)"
+            )
+        return super().__new__(cls)
+
+    @property
+    def slots(self) -> tuple[SlotSpec, ...]:
+        """The state kept beside the rows, in order; none unless a subclass says so."""
+        return ()
+
+    @property
+    def lazy(self) -> bool:
+        """Whether only the rows that a batch touches are updated."""
+        return True
+
+    @property
+    def accumulate(self) -> bool:
+        """Whether the gradients of a row are summed before the update."""
+        return True
+
+    @property
+    def rounds_stochastically(self) -> bool:
+        """Whether rows of float16 and bfloat16 tables are rounded back by chance, without bias."""
+        return False
+
+    def parameters(self) -> dict[str, Any]:
+        """Return the parameters as they were given, by name; keyword-only ones come last."""
+        fields = dataclasses.fields(self)  # type: ignore[arg-type]  # subclasses are dataclasses
+        ordered = sorted(fields, key=lambda field: bool(field.kw_only))
+        return {field.name: getattr(self, field.name) for field in ordered}
+
+    def hyper(self) -> tuple[float, ...]:
+        """Return the present values of `hyper_names`; a callable learning rate is called, once.
+
+        Returns
+        -------
+        tuple of float
+            What `update` and the compiled function get for one batch.
+
+        Raises
+        ------
+        ShardcoreError
+            If the learning rate's callable returns no finite number >= 0.
+        """
+        return tuple(evaluate_learning_rate(getattr(self, name), name) for name in self.hyper_names)
+
+    @property
+    def init_reads_rows(self) -> bool:
+        """Whether tables ask `init` for their slots; else each `SlotSpec` says all there is to say.
+
+        True for classes that override `init`.
+        """
+        return type(self).init is not Optimizer.init
+
+    def init(self, rows: Any, row_ids: Any = None, seed: int = 0) -> dict[str, Any]:
+        """Return the slots of rows that were never updated.
+
+        A row's slots must depend on that row, its number and the seed alone: rows come in blocks,
+        which differ between backends.
+
+        Parameters
+        ----------
+        rows : (n, dim) array
+            Their initial values.
+        row_ids : (n,) int64 array, optional
+            Their numbers in the whole table; None: 0 to n - 1.
+        seed : int in [0, 2**64)
+            Of the table.
+
+        Returns
+        -------
+        dict
+            By slot name, new (n, dim) or (n, 1) arrays with the slot's ``fill``.
+
+        Raises
+        ------
+        ShardcoreTypeError, ShardcoreValueError, ShardcoreIndexError
+            If an initializer gives no such values.
+        """
+        xp = rows.__array_namespace__()
+        count, dim = rows.shape
+        slots = {}
+        for slot in self.slots:
+            shape, dtype = slot.shape(count, dim), slot.storage_dtype(rows.dtype)
+            if slot.constant is not None:
+                slots[slot.name] = xp.full(shape, slot.constant, dtype=dtype)
+                continue
+            values = np.empty(shape, dtype)
+            numbers = range(count) if row_ids is None else np.asarray(row_ids, np.int64)
+            slot.write_fill(values, numbers, seed)
+            slots[slot.name] = xp.asarray(values)
+        return slots
+
+    @abstractmethod
+    def update(
+        self,
+        grad: Any,
+        rows: Any,
+        slots: Mapping[str, Any],
+        hyper: Sequence[float],
+        step: int,
+        row_ids: Any,
+    ) -> tuple[Any, Mapping[str, Any]]:
+        """Return the new rows and slots of a block; the arguments are told in the module's text.
+
+        Parameters
+        ----------
+        grad, rows : (n, dim) arrays
+        slots : mapping of (n, dim) or (n, 1) arrays
+        hyper : sequence of float
+        step : int
+        row_ids : (n,) int64 array
+
+        Returns
+        -------
+        rows : (n, dim) array
+        slots : mapping with the same names
+        """
+
+    def compiled(self, dtype: Any) -> UpdateFunction | None:
+        """Return the compiled form of `update` for tables of `dtype`, or None if there is none.
+
+        Parameters
+        ----------
+        dtype : dtype
+            The table's. The function works on its working dtype: double for float64, else float.
+        """
+        return None
+
+    def config(self) -> dict[str, Any]:
+        """Return name and parameters, ready for JSON; a callable appears by where it comes from.
+
+        Returns
+        -------
+        dict
+            ``{"name": ..., parameter: value, ...}``, a callable being
+            ``{"callable": "module.name"}``, or ``{"initializer": repr}`` where it is a dataclass
+            that initializes slots; an array for slots is its shape, dtype and checksum.
+        """
+        return {
+            "name": self.name,
+            **{name: _as_json(value) for name, value in self.parameters().items()},
+        }
+
+    def _key(self) -> tuple[object, ...]:
+        """Return what makes two optimizers equal."""
+        return (type(self), *map(_as_key, self.parameters().values()))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Optimizer):
+            return NotImplemented
+        return self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __repr__(self) -> str:
+        """Show the parameters; of the keyword-only ones those that are not at their default."""
+        fields = dataclasses.fields(self)  # type: ignore[arg-type]  # subclasses are dataclasses
+        usual = {field.name: field.default for field in fields if field.kw_only}
+        shown = (
+            f"{name}={_as_text(value)}"
+            for name, value in self.parameters().items()
+            if name not in usual or not _is_same(value, usual[name])
+        )
+        return f"{type(self).__name__}({', '.join(shown)})"

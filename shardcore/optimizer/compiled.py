@@ -1,0 +1,248 @@
+"""An update in C: its address, however it was compiled.
+
+The signature is in `shardcore.optimizer.base`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from shardcore.dtypes import as_dtype
+from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
+
+__all__ = ["UpdateFunction", "update_prototype"]
+_CAPSULE_DTYPES: Final[Mapping[bytes, np.dtype[Any]]] = {
+    b"shardcore.update_rows.float32": np.dtype(np.float32),
+    b"shardcore.update_rows.float64": np.dtype(np.float64),
+}
+
+# Prototypes of our own: the attributes of ctypes.pythonapi are shared by the whole process.
+_capsule_name = ctypes.PYFUNCTYPE(ctypes.c_char_p, ctypes.py_object)(
+    ("PyCapsule_GetName", ctypes.pythonapi)
+)
+
+_capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+
+
+def update_prototype(dtype: Any) -> Any:
+    """Return the ctypes function type of a compiled update, see the module's C signature.
+
+    Parameters
+    ----------
+    dtype : "float32" or "float64"
+        The working dtype, V in the signature.
+
+    Raises
+    ------
+    ShardcoreTypeError
+        If it is another dtype.
+
+    Examples
+    --------
+    >>> update_prototype("float32")._argtypes_[4] == ctypes.POINTER(ctypes.c_float)
+    True
+    """
+    value_types = {"float32": ctypes.c_float, "float64": ctypes.c_double}
+    resolved = as_dtype(dtype)
+    if resolved.name not in value_types:
+        raise ShardcoreTypeError(
+            f"dtype of a compiled update must be float32 or float64, got {resolved.name!r}"
+        )
+    value = ctypes.POINTER(value_types[resolved.name])
+    return ctypes.CFUNCTYPE(
+        None,
+        ctypes.c_int64,
+        ctypes.c_int64,
+        ctypes.POINTER(value),
+        ctypes.POINTER(ctypes.POINTER(value)),
+        value,
+        ctypes.POINTER(ctypes.c_int64),
+        ctypes.POINTER(ctypes.c_double),
+        ctypes.c_int64,
+    )
+
+
+@dataclass(frozen=True)
+class UpdateFunction:
+    """The address of a compiled update, and what must stay alive as long as it is in use.
+
+    Made by `from_capsule`, `from_ctypes` or `from_address`. Two are equal if their addresses are.
+
+    Parameters
+    ----------
+    address : int
+        Where the function is, not 0.
+    owner : object
+        The capsule, library or callback that keeps it there.
+    dtype : dtype, optional
+        The working dtype it is compiled for, where that is known.
+
+    Raises
+    ------
+    ShardcoreValueError
+        If the address is not an integer > 0.
+
+    Examples
+    --------
+    A callback written in Python, to try the contract out; it holds the GIL, so it is not fast:
+
+    >>> def halve(count, dim, rows, slots, gradients, row_ids, hyper, step):
+    ...     for row in range(count):
+    ...         for column in range(dim):
+    ...             rows[row][column] -= hyper[0] * gradients[row * dim + column]
+    >>> function = UpdateFunction.from_ctypes(update_prototype("float32")(halve))
+    >>> rows = np.ones((1, 2), np.float32)
+    >>> grad = np.array([[1, 2]], np.float32)
+    >>> function.run(grad, rows, [], hyper=(0.5,), step=1, row_ids=np.array([7]))
+    >>> rows
+    array([[0.5, 0. ]], dtype=float32)
+    """
+
+    address: int
+    owner: object = dataclasses.field(compare=False, repr=False)
+    dtype: np.dtype[Any] | None = dataclasses.field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        address = self.address
+        if isinstance(address, bool) or not isinstance(address, int) or address <= 0:
+            raise ShardcoreValueError(
+                f"address of a compiled update must be an integer > 0, got {address!r}"
+            )
+
+    @classmethod
+    def from_capsule(cls, capsule: object) -> UpdateFunction:
+        """Take the function out of a PyCapsule, whose name says the dtype.
+
+        Raises
+        ------
+        ShardcoreTypeError
+            If it is no capsule.
+        ShardcoreValueError
+            If it has another name than the two documented ones.
+        """
+        if type(capsule).__name__ != "PyCapsule":
+            raise ShardcoreTypeError(f"capsule must be a PyCapsule, got {capsule!r}")
+        name = _capsule_name(capsule)
+        if name is None or name not in _CAPSULE_DTYPES:
+            allowed = " or ".join(repr(known.decode()) for known in _CAPSULE_DTYPES)
+            shown = name.decode(errors="replace") if name is not None else None
+            raise ShardcoreValueError(f"capsule must be named {allowed}, got {shown!r}")
+        return cls(_capsule_pointer(capsule, name), capsule, _CAPSULE_DTYPES[name])
+
+    @classmethod
+    def from_ctypes(cls, function: Any) -> UpdateFunction:
+        """Take a ctypes function: a callback, or one of a loaded library.
+
+        Its dtype is known if it was made by, or has the ``argtypes`` of, `update_prototype`.
+
+        Raises
+        ------
+        ShardcoreTypeError
+            If it is no ctypes function.
+        """
+        if not isinstance(function, ctypes._CFuncPtr):  # type: ignore[attr-defined]  # untyped there
+            raise ShardcoreTypeError(f"function must be a ctypes function, got {function!r}")
+        declared = tuple(function.argtypes or ())
+        dtype = None
+        for candidate in _CAPSULE_DTYPES.values():
+            if declared == tuple(update_prototype(candidate)._argtypes_):
+                dtype = candidate
+        return cls(ctypes.cast(function, ctypes.c_void_p).value or 0, function, dtype)
+
+    @classmethod
+    def from_address(cls, address: int, owner: object) -> UpdateFunction:
+        """Take a bare address, e.g. ``from_address(f.address, f)`` for ``f`` of ``numba.cfunc``."""
+        return cls(address, owner)
+
+    def address_for(self, dtype: Any) -> int:
+        """Return the address for tables whose working dtype is `dtype`.
+
+        Raises
+        ------
+        ShardcoreTypeError
+            If the function is known to be compiled for another one.
+        """
+        wanted = as_dtype(dtype)
+        if self.dtype is not None and self.dtype != wanted:
+            raise ShardcoreTypeError(
+                f"the compiled update works on {self.dtype.name}, the table on {wanted.name}"
+            )
+        return self.address
+
+    def run(
+        self,
+        grad: np.ndarray[Any, Any],
+        rows: np.ndarray[Any, Any],
+        slots: Sequence[np.ndarray[Any, Any]],
+        hyper: Sequence[float],
+        step: int,
+        row_ids: np.ndarray[Any, Any],
+    ) -> None:
+        """Run the function over a block of arrays, in place; for tests of an optimizer.
+
+        Tables are updated without this: a backend calls the address itself.
+
+        Parameters
+        ----------
+        grad : (n, dim) array of float32 or float64
+            The summed gradients.
+        rows : (n, dim) array of the same dtype
+            Updated in place.
+        slots : sequence of (n, dim) or (n, 1) arrays of the same dtype
+            In the order of `Optimizer.slots`; updated in place.
+        hyper : sequence of float
+        step : int
+        row_ids : (n,) array of int64
+
+        Raises
+        ------
+        ShardcoreTypeError
+            If a dtype is not the function's.
+        ShardcoreValueError
+            If a shape differs from the above, or an array is not C-contiguous and writeable.
+        """
+        if rows.ndim != 2:
+            raise ShardcoreValueError(f"rows must have shape (n, dim), got {rows.shape}")
+        count, dim = rows.shape
+        prototype = update_prototype(rows.dtype)
+        address = self.address_for(rows.dtype)
+        named = {"grad": grad, "rows": rows, **{f"slots[{k}]": s for k, s in enumerate(slots)}}
+        for name, array in named.items():
+            widths = (1, dim) if name.startswith("slots") else (dim,)
+            if array.dtype != rows.dtype:
+                raise ShardcoreTypeError(
+                    f"{name} must have the dtype of rows, {rows.dtype.name}, got {array.dtype.name}"
+                )
+            if array.ndim != 2 or array.shape[0] != count or array.shape[1] not in widths:
+                allowed = " or ".join(str((count, width)) for width in widths)
+                raise ShardcoreValueError(f"{name} must have shape {allowed}, got {array.shape}")
+            if not array.flags.c_contiguous or not (array.flags.writeable or name == "grad"):
+                raise ShardcoreValueError(f"{name} must be C-contiguous and writeable")
+        if row_ids.shape != (count,) or row_ids.dtype != np.int64 or not row_ids.flags.c_contiguous:
+            raise ShardcoreValueError(
+                f"row_ids must be a contiguous int64 array of shape ({count},), "
+                f"got {row_ids.dtype.name} {row_ids.shape}"
+            )
+        tables = [_row_addresses(array) for array in (rows, *slots)]
+        slot_tables = np.array([table.ctypes.data for table in tables[1:]], np.uintp)
+        values = np.array(hyper, np.float64)
+        arrays = (tables[0], slot_tables, grad, row_ids, values)
+        pointers = [
+            ctypes.cast(array.ctypes.data, kind)
+            for array, kind in zip(arrays, prototype._argtypes_[2:7], strict=True)
+        ]
+        prototype(address)(count, dim, *pointers, step)
+
+
+def _row_addresses(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return the address of each row of a 2-D array."""
+    offsets = np.arange(array.shape[0], dtype=np.uintp) * np.uintp(array.strides[0])
+    return offsets + np.uintp(array.ctypes.data)

@@ -1,0 +1,85 @@
+"""Arrays of integers as int32 or int64, and what messages call their elements."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
+from shardcore.validation.shapes import check_rank
+
+__all__ = ["integers", "place_in", "vector"]
+
+
+def integers(values: ArrayLike, argument: str) -> NDArray[np.int32] | NDArray[np.int64]:
+    """Return `values` as an aligned, C-contiguous int32 or int64 array, copied only if it must be.
+
+    Parameters
+    ----------
+    values : array_like of any integer type, any shape
+        An empty list counts as integers.
+    argument : str
+        The caller's argument, for the message.
+
+    Returns
+    -------
+    ndarray of int32 where `values` is one, else of int64, shaped like `values`
+        Of the machine's byte order.
+
+    Raises
+    ------
+    ShardcoreTypeError
+        If the values are not integers.
+    ShardcoreValueError
+        If one does not fit int64.
+
+    Examples
+    --------
+    >>> integers([1, 2], "ids").dtype
+    dtype('int64')
+    """
+    check_rank(values, argument)
+    try:
+        array: NDArray[Any] = np.asarray(values)
+    except ValueError as error:
+        raise ShardcoreTypeError(
+            f"{argument} must be an array of integers, got nested sequences of uneven length"
+        ) from error
+    if array.dtype == np.int64 or array.dtype == np.int32:
+        fit = array.flags.c_contiguous and array.flags.aligned
+        return array if fit else array.copy(order="C")
+    if array.dtype.kind not in "iu":
+        if array.size == 0 and not isinstance(values, np.ndarray):
+            return array.astype(np.int64)
+        raise ShardcoreTypeError(f"{argument} must be integers, got dtype {array.dtype}")
+    if array.dtype.kind == "u" and array.dtype.itemsize == 8:
+        over = np.flatnonzero(array > np.uint64(np.iinfo(np.int64).max))
+        if over.size:
+            at = np.unravel_index(over[0], array.shape)
+            raise ShardcoreValueError(
+                f"{place_in(argument, at)} = {array[at]} does not fit int64; "
+                "hash it first with hash_ids"
+            )
+    wide: NDArray[np.int64] = array.astype(np.int64, order="C")
+    return wide
+
+
+def place_in(argument: str, at: tuple[Any, ...]) -> str:
+    """Return how a message names one element: ``ids[2, 0]``, or ``ids`` for one of rank 0.
+
+    Examples
+    --------
+    >>> place_in("ids", (2, 0))
+    'ids[2, 0]'
+    """
+    return f"{argument}[{', '.join(str(int(i)) for i in at)}]" if at else argument
+
+
+def vector(values: ArrayLike, argument: str) -> NDArray[np.int32] | NDArray[np.int64]:
+    """Return what `integers` returns, or raise that its rank is not 1."""
+    array = integers(values, argument)[...]  # a view whose shape only we can change
+    if array.ndim != 1:
+        raise ShardcoreValueError(f"{argument} must be of rank 1, got shape {array.shape}")
+    return array

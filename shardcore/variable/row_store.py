@@ -1,0 +1,354 @@
+"""What a sharded variable stands on: rows that can be gathered, scattered, and read in ranges.
+
+A list of NumPy arrays is such a store, and so is a table of a backend. Row numbers that reach a
+store are int64 and already checked; a store decides only where a row lies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardcore.backend.base import Backend
+from shardcore.backend.process_group import Together
+from shardcore.errors import ShardcoreRuntimeError, ShardcoreTypeError, ShardcoreValueError
+from shardcore.sharding.layout import Layout
+from shardcore.store.scatter import gather_rows, put_rows
+from shardcore.store.work import uninterrupted
+
+__all__ = ["ArrayRowStore", "RowStore", "checked_shards", "BackendRowStore"]
+
+
+class RowStore(Protocol):
+    """Rows of one shape and dtype, spread over shards.
+
+    Every read is a fresh array that the caller may keep and change. Every write either happens
+    whole or raises before anything is changed.
+    """
+
+    @property
+    def layout(self) -> Layout:
+        """Which shard and local row each row has."""
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """Shape of one row."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Element type of the rows."""
+
+    def gather(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+        """Return the rows in request order, ``(len(rows), *row_shape)``; repeats are allowed."""
+
+    def scatter(self, rows: NDArray[np.int64], values: NDArray[Any]) -> None:
+        """Overwrite distinct rows with `values`, ``(len(rows), *row_shape)`` of the same dtype."""
+
+    def read(self, start: int, stop: int) -> NDArray[Any]:
+        """Return the rows ``start`` to ``stop``, ``(stop - start, *row_shape)``."""
+
+    def write(self, start: int, stop: int, values: NDArray[Any]) -> None:
+        """Overwrite the rows ``start`` to ``stop``."""
+
+    def all_at_once(self, write: Callable[[RowStore], None]) -> None:
+        """Call ``write(store)``, which makes several writes, so that no interrupt splits them."""
+
+    def shards(self) -> list[NDArray[Any]]:
+        """Return one array per shard, its rows in local order."""
+
+
+class ArrayRowStore:
+    """Rows that lie in NumPy arrays, one per shard; the arrays are adopted, not copied.
+
+    Parameters
+    ----------
+    arrays : list of ndarray, each (shard size, *row_shape)
+        Shards of equal dtype and trailing shape, as many rows each as `layout` says.
+    layout : Layout
+
+    Examples
+    --------
+    >>> store = ArrayRowStore([np.zeros((2, 1)), np.ones((1, 1))], Layout.from_sizes([2, 1]))
+    >>> store.gather(np.array([2, 0])).tolist()
+    [[1.0], [0.0]]
+    """
+
+    def __init__(self, arrays: list[NDArray[Any]], layout: Layout) -> None:
+        self._arrays = arrays
+        self._layout = layout
+
+    @property
+    def layout(self) -> Layout:
+        """Which shard and local row each row has."""
+        return self._layout
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """Shape of one row."""
+        return self._arrays[0].shape[1:]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Element type of the rows."""
+        return self._arrays[0].dtype
+
+    def gather(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+        """Return the rows in request order, ``(len(rows), *row_shape)``."""
+        if len(self._arrays) == 1:
+            return gather_rows(self._arrays[0], np.ascontiguousarray(rows))
+        out = np.empty((len(rows), *self.row_shape), self.dtype)
+        for array, local, positions in self._by_shard(rows):
+            put_rows(out, positions, gather_rows(array, local))
+        return out
+
+    def scatter(self, rows: NDArray[np.int64], values: NDArray[Any]) -> None:
+        """Overwrite distinct rows with `values`.
+
+        Raises
+        ------
+        ShardcoreValueError
+            If any shard is read-only.
+        """
+        self.check_writable()
+        parts = [
+            (array, local, values[positions]) for array, local, positions in self._by_shard(rows)
+        ]
+        _change(put_rows, parts)
+
+    def read(self, start: int, stop: int) -> NDArray[Any]:
+        """Return the rows ``start`` to ``stop``."""
+        out = np.empty((stop - start, *self.row_shape), self.dtype)
+        for places, part in self._parts(start, stop):
+            out[places] = part
+        return out
+
+    def write(self, start: int, stop: int, values: NDArray[Any]) -> None:
+        """Overwrite the rows ``start`` to ``stop``.
+
+        Raises
+        ------
+        ShardcoreValueError
+            If any shard is read-only.
+        """
+        self.check_writable()
+        _change(np.copyto, [(part, values[places]) for places, part in self._parts(start, stop)])
+
+    def all_at_once(self, write: Callable[[RowStore], None]) -> None:
+        """Call ``write(store)``, which makes several writes, so that no interrupt splits them."""
+        uninterrupted(write, self)
+
+    def shards(self) -> list[NDArray[Any]]:
+        """Return the arrays themselves."""
+        return list(self._arrays)
+
+    def _parts(self, start: int, stop: int) -> Iterator[tuple[slice, NDArray[Any]]]:
+        """Yield, of each shard in a range, its places in the range and a view of its rows."""
+        if self._layout.contiguous:
+            at = 0
+            for shard, local in self._layout.decompose_slice(slice(start, stop)):
+                part = self._arrays[shard][local]
+                yield slice(at, at + len(part)), part
+                at += len(part)
+            return
+        step = len(self._arrays)
+        for shard, array in enumerate(self._arrays):
+            first = (shard - start) % step
+            local_start = (start + first) // step
+            count = len(range(start + first, stop, step))
+            yield slice(first, None, step), array[local_start : local_start + count]
+
+    def _by_shard(
+        self, rows: NDArray[np.int64]
+    ) -> Iterator[tuple[NDArray[Any], NDArray[np.int32] | NDArray[np.int64], NDArray[np.int64]]]:
+        """Yield per touched shard its array, the local rows, and where in `rows` they were."""
+        partition = self._layout.partition(rows)
+        positions = np.empty(len(rows), np.int64)
+        positions[partition.inverse] = np.arange(len(rows), dtype=np.int64)
+        splits = partition.row_splits
+        for shard in np.flatnonzero(np.diff(splits)):
+            here = slice(int(splits[shard]), int(splits[shard + 1]))
+            yield self._arrays[shard], partition.local[here], positions[here]
+
+    def check_writable(self) -> None:
+        """Raise ShardcoreValueError if any shard is read-only.
+
+        Any, not only those a write touches: one that comes in blocks then fails in its first.
+        """
+        for shard, array in enumerate(self._arrays):
+            if not array.flags.writeable:
+                raise ShardcoreValueError(
+                    f"shards[{shard}] is read-only: the variable cannot be written"
+                )
+
+
+def _change(write: Callable[..., None], parts: Sequence[tuple[Any, ...]]) -> None:
+    """Make the writes to several shards, all of them; one alone is made by one call of a kernel."""
+    if len(parts) > 1:
+        uninterrupted(_write_all, write, parts)
+    else:
+        _write_all(write, parts)
+
+
+def _write_all(write: Callable[..., None], parts: Sequence[tuple[Any, ...]]) -> None:
+    for part in parts:
+        write(*part)
+
+
+def checked_shards(shards: object, argument: str) -> list[NDArray[Any]]:
+    """Return the shards of one variable as a list of arrays that go together, not copied.
+
+    Parameters
+    ----------
+    shards : sequence of ndarray, each (shard size, *row_shape)
+    argument : str
+        The caller's argument, for the message.
+
+    Raises
+    ------
+    ShardcoreTypeError
+        If they are no sequence of arrays of numbers or strings, or there is none.
+    ShardcoreValueError
+        If one is of rank 0, or dtypes or trailing shapes differ.
+
+    Examples
+    --------
+    >>> len(checked_shards([np.zeros((2, 3)), np.zeros((0, 3))], "shards"))
+    2
+    """
+    if not isinstance(shards, Sequence) or isinstance(shards, (str, bytes)):
+        raise ShardcoreTypeError(
+            f"{argument} must be a sequence of arrays, got {type(shards).__name__}"
+        )
+    if not shards:
+        raise ShardcoreTypeError(f"{argument} must hold at least one array, got none")
+    arrays: list[NDArray[Any]] = []
+    for i, shard in enumerate(shards):
+        if not isinstance(shard, np.ndarray) or isinstance(shard, np.ma.MaskedArray):
+            raise ShardcoreTypeError(
+                f"{argument}[{i}] must be an ndarray, got {type(shard).__name__}"
+            )
+        array = np.asarray(shard)
+        if array.dtype.hasobject or array.dtype.names is not None:
+            raise ShardcoreTypeError(
+                f"{argument}[{i}] must hold plain numbers or strings, got dtype {array.dtype}"
+            )
+        if array.ndim == 0:
+            raise ShardcoreValueError(f"{argument}[{i}] must have at least one axis, got rank 0")
+        first = arrays[0] if arrays else array
+        if array.dtype != first.dtype:
+            raise ShardcoreValueError(
+                f"{argument} must have one dtype: {argument}[{i}] has {array.dtype}, "
+                f"{argument}[0] has {first.dtype}"
+            )
+        if array.shape[1:] != first.shape[1:]:
+            raise ShardcoreValueError(
+                f"{argument} must have one row shape: {argument}[{i}] has {array.shape[1:]}, "
+                f"{argument}[0] has {first.shape[1:]}"
+            )
+        arrays.append(array)
+    return arrays
+
+
+def _call(function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(*arguments)
+
+
+class BackendRowStore:
+    """A table of a backend, or one of its slots, as the rows of a `ShardedVariable`.
+
+    Parameters
+    ----------
+    backend : Backend
+    table : str
+    slot : str or None
+        None: the weights.
+    calling : callable, optional
+        Makes a call to the backend, ``calling(function, *arguments)``: to wait for what was asked
+        of it before, and to see to what it refuses.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        table: str,
+        slot: str | None = None,
+        calling: Callable[..., Any] = _call,
+    ) -> None:
+        self._backend = backend
+        self._calling = calling
+        self._table = table
+        self._slot = slot
+        spec = backend.specs[table]
+        self._row_shape: tuple[int, ...] = (spec.dim,)
+        self._dtype = spec.dtype
+        if slot is not None:
+            assert spec.optimizer is not None, "only tables with an optimizer have slots"
+            declared = {one.name: one for one in spec.optimizer.slots}[slot]
+            self._row_shape = declared.shape(spec.num_rows, spec.dim)[1:]
+            self._dtype = declared.storage_dtype(spec.dtype)
+
+    def _open(self) -> Backend:
+        if self._table not in self._backend.specs:
+            raise ShardcoreRuntimeError(f"table {self._table!r} is gone: its engine was closed")
+        return self._backend
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        return self._calling(self._called, method, arguments)
+
+    def _called(self, method: str, arguments: tuple[Any, ...]) -> Any:
+        return getattr(self._open(), method)(self._table, self._slot, *arguments)
+
+    def _change(self, method: str, *arguments: Any) -> None:
+        self._calling(self._backend.change, self._called, method, arguments)
+
+    @property
+    def checkpoint_together(self) -> Together | None:
+        """The processes that hold the rows together; None, unless several do."""
+        return self._backend.together
+
+    @property
+    def layout(self) -> Layout:
+        """Which host, as a shard, holds which row."""
+        return self._open().layout(self._table)
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """Shape of one row."""
+        return self._row_shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Element type of the rows."""
+        return self._dtype
+
+    def gather(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+        """Return the rows in request order."""
+        found: NDArray[Any] = self._call("gather", rows)
+        return found
+
+    def scatter(self, rows: NDArray[np.int64], values: NDArray[Any]) -> None:
+        """Overwrite distinct rows."""
+        self._change("scatter", rows, values)
+
+    def read(self, start: int, stop: int) -> NDArray[Any]:
+        """Return a copy of the rows [start, stop)."""
+        found: NDArray[Any] = self._call("read", start, stop)
+        return found
+
+    def write(self, start: int, stop: int, values: NDArray[Any]) -> None:
+        """Overwrite the rows [start, stop)."""
+        self._change("write", start, values)
+
+    def all_at_once(self, write: Callable[[BackendRowStore], None]) -> None:
+        """Call ``write(store)``, which makes several writes, so that no interrupt splits them."""
+        # The store it gets asks the backend itself: what `calling` waits for, it has waited for.
+        direct = BackendRowStore(self._backend, self._table, self._slot)
+        self._calling(self._backend.change, write, direct)
+
+    def shards(self) -> list[NDArray[Any]]:
+        """Return copies of the rows of each host, in local order."""
+        found: list[NDArray[Any]] = self._call("shards")
+        return found

@@ -1,0 +1,370 @@
+"""Which shard holds each id: equal to the twin for every layout, from none to 2**63 - 1 rows."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+
+from shardcore import reference
+from shardcore._core import partition as kernel
+from shardcore.errors import ShardcoreIndexError, ShardcoreTypeError, ShardcoreValueError
+from shardcore.ids.own_arrays import take_ids
+from shardcore.sharding.layout import Layout
+from shardcore.store.taken_ids import take_ids_on_threads
+from shardcore.store.threads import get_num_threads, set_num_threads
+
+LARGEST = 2**63 - 1
+
+
+@st.composite
+def layouts(draw: st.DrawFn, most: int = 40) -> Layout:
+    strategy = draw(st.sampled_from(["div", "mod", "ranges"]))
+    if strategy == "ranges":
+        return Layout.from_sizes(draw(st.lists(st.integers(0, most), min_size=1, max_size=40)))
+    rows, shards = draw(st.integers(0, 10 * most)), draw(st.integers(1, 50))
+    return getattr(Layout, strategy)(rows, shards)  # type: ignore[no-any-return]
+
+
+def check(layout: Layout, ids: Any) -> None:
+    sizes = layout.shard_sizes.tolist()
+    shard, local = layout.locate(ids)
+    expected = reference.locate(ids, sizes, layout.strategy)
+    np.testing.assert_array_equal(shard, expected[0], strict=True)
+    np.testing.assert_array_equal(local, expected[1], strict=True)
+    ours = layout.partition(ids)
+    theirs = reference.partition(ids, sizes, layout.strategy)
+    assert ours.local.dtype == np.asarray(ids).dtype
+    for mine, its in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(mine, its)
+    assert ours.row_splits.dtype == ours.inverse.dtype == np.int64
+    for s in range(layout.num_shards):  # and back to the rows of the whole table
+        part = ours.local[ours.row_splits[s] : ours.row_splits[s + 1]]
+        np.testing.assert_array_equal(
+            layout.global_of(s, part.astype(np.int64)), np.asarray(ids)[shard == s]
+        )
+
+
+@settings(max_examples=150, deadline=None)
+@given(layout=layouts(), seed=st.integers(0, 2**32), n=st.integers(0, 60), wide=st.booleans())
+def test_ids_are_found_as_the_twin_finds_them(
+    layout: Layout, seed: int, n: int, wide: bool
+) -> None:
+    n = n if layout.num_rows else 0
+    ids = np.random.default_rng(seed).integers(0, max(layout.num_rows, 1), n)
+    ids = ids.astype(np.int64 if wide else np.int32)
+    ids.flags.writeable = False
+    check(layout, ids)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    rows=st.integers(1, LARGEST) | st.integers(LARGEST - 9, LARGEST) | st.just(2**53),
+    shards=st.integers(1, 60),
+    strategy=st.sampled_from(["div", "mod"]),
+    places=st.lists(st.floats(0, 1) | st.integers(0, 5) | st.integers(-5, -1), max_size=12),
+)
+@example(rows=2**53 - 1, shards=3, strategy="mod", places=[-1, -2, -3, 0])
+@example(rows=2**53, shards=7, strategy="mod", places=[-1, -2, -3, 0])
+def test_huge_ids_are_found_as_the_twin_finds_them(
+    rows: int, shards: int, strategy: str, places: list[float]
+) -> None:
+    numbers = [int(p * (rows - 1)) if isinstance(p, float) else p % rows for p in places]
+    layout = getattr(Layout, strategy)(rows, shards)
+    check(layout, np.array([min(number, rows - 1) for number in numbers], np.int64))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    below=st.integers(0, 2**61),
+    small=st.lists(st.integers(0, 3), min_size=1, max_size=300),
+    above=st.integers(0, 2**62),
+    data=st.data(),
+)
+def test_many_small_shards_among_huge_ones(
+    below: int, small: list[int], above: int, data: st.DataObject
+) -> None:
+    layout = Layout.from_sizes([below, *small, above, *small])
+    assume(layout.num_rows)
+    near = st.integers(0, sum(small)).map(lambda k: min(below + k, layout.num_rows - 1))
+    anywhere = st.integers(0, layout.num_rows - 1)
+    last = st.integers(max(0, layout.num_rows - 9), layout.num_rows - 1)
+    check(layout, np.array(data.draw(st.lists(near | anywhere | last, max_size=10)), np.int64))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    size=st.integers(1, 2**31),
+    shards=st.integers(1, 40),
+    below=st.integers(0, 2**31),
+    rows=st.integers(1, 2**31 + 2) | st.integers(2**31 - 2, 2**31 + 2),
+    data=st.data(),
+)
+@example(size=1, shards=1, below=0, rows=2**31, data=None)
+@example(size=2**31, shards=1, below=0, rows=2**31, data=None)
+@example(size=2**30, shards=2, below=0, rows=2**31 + 1, data=None)
+@example(size=2**16 + 1, shards=33, below=2**16, rows=2**31, data=None)
+def test_division_is_exact_to_the_last_id(
+    size: int, shards: int, below: int, rows: int, data: st.DataObject | None
+) -> None:
+    """Blocks of one size, the last shorter; and "mod" with as many shards as memory allows."""
+    blocks = Layout.from_sizes([size] * shards + [max(0, size - below)])
+    mod = Layout.mod(rows, min(size, 70_001) if size > 60 else size)
+    for layout, divisor in ((blocks, size), (mod, mod.num_shards)):
+        last = layout.num_rows - 1
+        borders = {k * divisor + d for k in (1, shards, last // divisor) for d in (-1, 0)}
+        numbers = {last, 0, *(min(max(border, 0), last) for border in borders)}
+        if data is not None:
+            numbers.update(data.draw(st.lists(st.integers(0, last), max_size=5)))
+        ids = np.array(sorted(numbers), np.int64)
+        shard, local = layout.locate(ids)
+        expected = np.divmod(ids, divisor)
+        if layout is mod:
+            expected = expected[::-1]
+        np.testing.assert_array_equal(shard, expected[0])
+        np.testing.assert_array_equal(local, expected[1])
+
+
+@pytest.mark.parametrize("rows", [2**31 + 1, 2**40 + 7, 2**53 - 1, 2**53, 2**58 + 1, 2**62])
+def test_mod_is_exact_beside_multiples_of_any_number_of_shards(rows: int) -> None:
+    """Near 2**53 a product with the reciprocal is one off, either way, for some numbers of shards.
+
+    For 5 shards it is one too many below multiples of 5, for 49 one too few at multiples of 49.
+    """
+    for shards in (*range(1, 130), 1000, 4095, 4096, 4097, 65_535, 99_991):
+        layout = Layout.mod(rows, shards)
+        last = (rows - 1) // shards
+        quotients = {last - k for k in range(40)} | {last >> k for k in range(30)}
+        borders = {q * shards + d for q in quotients for d in (-1, 0, 1)}
+        ids = np.array(sorted(id for id in borders if 0 <= id < rows), np.int64)
+        shard, local = layout.locate(ids)
+        np.testing.assert_array_equal(local, ids // shards)
+        np.testing.assert_array_equal(shard, ids % shards)
+        by_shard = layout.partition(ids)
+        np.testing.assert_array_equal(by_shard.local[by_shard.inverse], ids // shards)
+        counts = np.bincount(ids % shards, minlength=shards)
+        np.testing.assert_array_equal(np.diff(by_shard.row_splits), counts)
+
+
+@pytest.mark.parametrize("n", [7, 511, 512, 513, 2051])
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout.div(1600, 16),
+        Layout.from_sizes([100] * 9 + [7]),
+        Layout.div(1601, 16),
+        Layout.from_sizes([400, 0, 1, 1, 1, 1, 0, 300]),
+        Layout.from_sizes([2, 3] * 256),
+        Layout.from_sizes([2, 3] * 257),
+        Layout.mod(1601, 16),
+        Layout.mod(1601, 513),
+        Layout.mod(2**40, 7),
+        Layout.mod(2**60, 7),
+    ],
+    ids=str,
+)
+def test_many_blocks_of_ids(layout: Layout, dtype: Any, n: int) -> None:
+    rng = np.random.default_rng(n)
+    rows = min(layout.num_rows, np.iinfo(dtype).max)
+    check(layout, rng.integers(0, rows, n).astype(dtype))
+    check(layout, np.sort(rng.integers(0, rows, n)).astype(dtype))
+    check(layout, np.full(n, rows - 1, dtype))
+    for position in (0, n // 2, n - 1):
+        ids = rng.integers(0, rows, n).astype(dtype)
+        ids[position:] = -1
+        for method in (layout.locate, layout.partition):
+            with pytest.raises(ShardcoreIndexError, match=rf"^ids\[{position}\] = -1 is outside"):
+                method(ids)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "reach", "block_size"),
+    [
+        ([100] * 64, 1, 100),
+        ([100] * 63 + [7], 1, 100),
+        ([100] * 63 + [0], 1, 100),
+        ([100, 101], 1, 0),
+        ([7], 0, 7),
+        ([0], 0, 0),
+        ([100, 0, 100], 2, 0),
+        ([100, 1, 1, 1, 1, 1000], 5, 0),
+    ],
+)
+def test_the_way_to_the_shard_is_known_beforehand(
+    sizes: list[int], reach: int, block_size: int
+) -> None:
+    layout = Layout.from_sizes(sizes)
+    assert (layout._reach, layout._block_size) == (reach, block_size)
+    assert layout._reach == np.diff(layout._first_shard).max()
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        [5],
+        [0, 0, 3, 0],
+        [2**62, *[1] * 500, 2**62 - 501],
+        [LARGEST - 500, *[1] * 500],
+        [0, LARGEST],
+    ],
+)
+def test_the_table_of_first_shards_is_right_up_to_the_last_row(sizes: list[int]) -> None:
+    layout = Layout.from_sizes(sizes)
+    borders = layout.offsets.tolist()
+    expected = [
+        next(
+            (s for s in range(len(sizes)) if borders[s + 1] > cell << layout._shift),
+            len(sizes) - 1,
+        )
+        for cell in range(layout._first_shard.size)
+    ]
+    assert layout._first_shard.tolist() == expected
+
+
+def test_shapes_and_forms_of_ids() -> None:
+    layout = Layout.from_sizes([3, 0, 2])
+    shard, local = layout.locate([[0, 4], [3, 2]])
+    assert shard.tolist() == [[0, 2], [2, 0]]
+    assert local.tolist() == [[0, 1], [0, 2]]
+    assert [int(part) for part in layout.locate(4)] == [2, 1]
+    assert layout.locate(np.arange(5)[::-2])[0].tolist() == [2, 0, 0]
+    assert layout.locate(np.array([4], ">i4"))[1].tolist() == [1]
+    assert layout.partition([]).row_splits.tolist() == [0, 0, 0, 0]
+    assert layout.partition(np.array([4, 0], np.uint16)).inverse.tolist() == [1, 0]
+    assert Layout.div(0, 3).partition(np.empty(0, np.int32)).local.dtype == np.int32
+
+
+@pytest.mark.parametrize("n", [1, 5, 1023, 1024, 1025, 3000])
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_the_first_id_outside_is_named(n: int, dtype: Any) -> None:
+    ids = np.arange(n, dtype=dtype) % 7
+    assert kernel.first_outside(ids, 7) == -1
+    for position in {0, n // 2, n - 1}:
+        for wrong in (-1, 7):
+            broken = ids.copy()
+            broken[position:] = wrong
+            assert kernel.first_outside(broken, 7) == position
+    assert kernel.first_outside(ids[:0], 0) == -1
+    assert kernel.first_outside(ids, 0) == 0
+    for extreme in (0, np.iinfo(dtype).max):
+        assert kernel.first_outside(np.full(n, extreme, dtype), LARGEST) == (
+            0 if extreme == LARGEST else -1
+        )
+    lowest = np.full(n, np.iinfo(dtype).min, dtype)
+    assert kernel.first_outside(lowest, LARGEST) == kernel.first_outside(lowest, 0) == 0
+
+
+@pytest.mark.parametrize(
+    "layout", [Layout.div(10, 3), Layout.mod(10, 3), Layout.from_sizes([4, 6])]
+)
+@pytest.mark.parametrize("wrong", [10, -1, -(2**63), LARGEST])
+def test_ids_outside_the_table_are_refused(layout: Layout, wrong: int) -> None:
+    message = f"rows[2] = {wrong} is outside the table: must be in [0, 10)"
+    with pytest.raises(ShardcoreIndexError, match=f"^{re.escape(message)}$"):
+        layout.partition([0, 9, wrong, -7], "rows")
+    message = f"ids[1, 0] = {wrong} is outside the table: must be in [0, 10)"
+    with pytest.raises(ShardcoreIndexError, match=f"^{re.escape(message)}$"):
+        layout.locate([[0, 9], [wrong, 0]])
+    message = f"ids = {wrong} is outside the table: must be in [0, 10)"
+    with pytest.raises(ShardcoreIndexError, match=f"^{re.escape(message)}$"):
+        layout.locate(wrong)
+
+
+@pytest.mark.parametrize("method", ["locate", "partition"])
+def test_ids_that_are_no_integers_are_refused(method: str) -> None:
+    with pytest.raises(ShardcoreTypeError, match=r"^ids must be integers, got dtype float64$"):
+        getattr(Layout.div(3, 1), method)([0.5])
+
+
+def test_a_partition_takes_one_axis_only() -> None:
+    with pytest.raises(ShardcoreValueError, match=r"^ids must be of rank 1, got shape \(1, 1\)$"):
+        Layout.div(3, 1).partition([[1]])
+
+
+SIZES = [0, 1, 2, 511, 512, 513, 1024, 1500]  # ids are taken in blocks of 512
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    n=st.sampled_from(SIZES) | st.integers(0, 2000),
+    rows=st.integers(0, 20)
+    | st.sampled_from([2**31 - 1, 2**31, 2**31 + 1, 2**32, LARGEST])
+    | st.integers(1, LARGEST),
+    dtype=st.sampled_from([np.int32, np.int64]),
+    wrong=st.lists(
+        st.tuples(st.integers(0, 2000), st.sampled_from(["-1", "rows", "min", "max", "wraps"])),
+        max_size=3,
+    ),
+    seed=st.integers(0, 2**32),
+    form=st.sampled_from(["flat", "read-only", "square"]),
+)
+@example(n=513, rows=5, dtype=np.int64, wrong=[(512, "wraps")], seed=0, form="flat")
+@example(n=512, rows=5, dtype=np.int64, wrong=[(511, "rows")], seed=0, form="square")
+@example(n=1, rows=2**31 + 1, dtype=np.int64, wrong=[(0, "rows")], seed=0, form="read-only")
+@example(n=1, rows=2**31 + 1, dtype=np.int32, wrong=[(0, "max")], seed=0, form="flat")
+def test_ids_are_taken_as_the_twin_takes_them(
+    n: int, rows: int, dtype: Any, wrong: list[tuple[int, str]], seed: int, form: str
+) -> None:
+    limits = np.iinfo(dtype)
+    last = min(max(rows - 1, 0), int(limits.max))
+    ids = np.random.default_rng(seed).integers(0, last, n, endpoint=True).astype(dtype)
+    ids[-1:] = last
+    values = {"-1": -1, "rows": rows, "min": limits.min, "max": limits.max, "wraps": 2**32}
+    for place, kind in wrong:
+        if n:
+            ids[place % n] = min(int(values[kind]), int(limits.max))
+    if form == "square":
+        ids = ids[: n - n % 2].reshape(-1, 2)
+    ids.flags.writeable = form != "read-only"
+    before = ids.copy()
+    own, bad = take_ids(ids, rows)
+    expected, first = reference.take_ids(ids, rows)
+    assert bad == first
+    assert own.dtype == ids.dtype
+    assert own.shape == ids.shape
+    assert not np.shares_memory(own, ids)
+    taken = own.size if bad < 0 else bad + 1
+    np.testing.assert_array_equal(own.reshape(-1)[:taken], expected.reshape(-1)[:taken])
+    np.testing.assert_array_equal(ids, before)
+
+
+@pytest.mark.parametrize("n", [5, 513, 100_000])
+@pytest.mark.parametrize("rows", [7, 2**31 + 5])
+@pytest.mark.parametrize(
+    "layout", [Layout.div, Layout.mod, lambda rows, _: Layout.from_sizes([rows - 1, 0, 1])]
+)
+def test_what_is_taken_grouped_or_located_is_a_copy(layout: Any, rows: int, n: int) -> None:
+    """What is written to the ids afterwards changes no result."""
+    made = layout(rows, 3)
+    ids = np.random.default_rng(n).integers(0, rows, n)
+    results = [take_ids(ids, rows)[0], *made.partition(ids), *made.locate(ids)]
+    kept = [array.copy() for array in results]
+    ids[...] = -1
+    for array, copy in zip(results, kept, strict=True):
+        np.testing.assert_array_equal(array, copy)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 7])
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_large_batches_are_taken_on_threads(number: int, dtype: Any) -> None:
+    rng, before = np.random.default_rng(3), get_num_threads()
+    ids = rng.integers(0, 1000, 7 * (1 << 17) + 5).astype(dtype)
+    set_num_threads(number)
+    try:
+        own, bad = take_ids_on_threads(ids, 1000)
+        assert bad == -1
+        np.testing.assert_array_equal(own, ids, strict=True)
+        assert not np.shares_memory(own, ids)
+        for places in ([ids.size - 1], [0], *rng.integers(0, ids.size, (20, 3)).tolist()):
+            wrong = ids.copy()
+            wrong[places] = [1000, -1, 5000][: len(places)]
+            own, bad = take_ids_on_threads(wrong, 1000)
+            assert bad == min(places)
+            assert own[bad] == wrong[bad]
+    finally:
+        set_num_threads(before)

@@ -1,0 +1,412 @@
+"""Summed gradients and updates: equal to the twins, in every instruction set, on any threads."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from shardcore_optimizers.adagrad import Adagrad
+from shardcore_optimizers.sgd import SGD
+
+from shardcore import reference
+from shardcore.dtypes import as_dtype, working_dtype
+from shardcore.errors import ShardcoreValueError
+from shardcore.optimizer.base import Optimizer
+from shardcore.optimizer.compiled import UpdateFunction, update_prototype
+from shardcore.optimizer.slots import SlotSpec
+from shardcore.store.occurrences import Occurrences, every_row, sort_occurrences
+from shardcore.store.threads import get_num_threads, set_num_threads
+from shardcore.store.update import accumulate, update_rows
+
+pytestmark = pytest.mark.usefixtures("instruction_set")
+
+DTYPES = ["float32", "float64", "float16", "bfloat16"]
+DIMS = [1, 2, 15, 16, 17, 48, 63, 64, 65, 80, 129]
+
+Same = Callable[[Any, Any], None]
+Make = Callable[..., Any]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Momentum(Optimizer):
+    """A pure optimizer that uses all it is given: two slots, the step and the row's number."""
+
+    learning_rate: float = 0.25
+
+    @property
+    def slots(self) -> tuple[SlotSpec, ...]:
+        return (SlotSpec("velocity", "element"), SlotSpec("touched", "row"))
+
+    def update(
+        self,
+        grad: Any,
+        rows: Any,
+        slots: Mapping[str, Any],
+        hyper: Sequence[float],
+        step: int,
+        row_ids: Any,
+    ) -> tuple[Any, Mapping[str, Any]]:
+        velocity = slots["velocity"] * grad.dtype.type(0.5) + grad
+        number = (row_ids % 7).astype(grad.dtype)[:, None]
+        moved = rows - grad.dtype.type(hyper[0]) * velocity + number
+        return moved, {"velocity": velocity, "touched": slots["touched"] + grad.dtype.type(step)}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class MomentumOneByOne(Momentum):
+    """The same for each occurrence, rounded by chance."""
+
+    accumulate = False
+    rounds_stochastically = True
+
+
+ONE_BY_ONE = {"use_gradient_accumulation": False, "stochastic_rounding": True}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Recorded(Optimizer):
+    """A compiled optimizer whose C function is a Python callback that writes down its calls."""
+
+    calls: list[Any] = field(default_factory=list)
+    hyper_names = ("rate", "more")
+
+    @property
+    def slots(self) -> tuple[SlotSpec, ...]:
+        return (SlotSpec("squares", "element"), SlotSpec("count", "row"))
+
+    def hyper(self) -> tuple[float, ...]:
+        return (0.5, 3.0)
+
+    def update(
+        self,
+        grad: Any,
+        rows: Any,
+        slots: Mapping[str, Any],
+        hyper: Sequence[float],
+        step: int,
+        row_ids: Any,
+    ) -> tuple[Any, Mapping[str, Any]]:
+        rate, more = (grad.dtype.type(value) for value in hyper)
+        squares, count = slots["squares"] + grad, slots["count"] + more
+        return rows - rate * grad, {"squares": squares, "count": count}
+
+    def compiled(self, dtype: Any) -> UpdateFunction | None:
+        def function(
+            count: int,
+            dim: int,
+            rows: Any,
+            slots: Any,
+            gradients: Any,
+            row_ids: Any,
+            hyper: Any,
+            step: int,
+        ) -> None:
+            numbers = [row_ids[u] for u in range(count)]
+            self.calls.append((count, dim, numbers, [hyper[0], hyper[1]], step))
+            for u in range(count):
+                slots[1][u][0] += hyper[1]
+                for c in range(dim):
+                    slots[0][u][c] += gradients[u * dim + c]
+                    rows[u][c] -= hyper[0] * gradients[u * dim + c]
+
+        callback = update_prototype(working_dtype(as_dtype(dtype)).name)(function)
+        assert isinstance(callback, ctypes._CFuncPtr)  # type: ignore[attr-defined]
+        return UpdateFunction.from_ctypes(callback)
+
+
+def new_slots(optimizer: Optimizer, rows: int, dim: int, dtype: Any) -> dict[str, Any]:
+    return {
+        spec.name: np.full(spec.shape(rows, dim), spec.fill, spec.storage_dtype(dtype))
+        for spec in optimizer.slots
+    }
+
+
+def batch_of(rng: np.random.Generator, n: int, rows: int, bags: int, gains: Any) -> Occurrences:
+    ids = rng.zipf(1.3, n) % rows if n else np.empty(0, np.int64)
+    sources = rng.integers(0, bags, n).astype(np.int32)
+    return sort_occurrences(ids, sources, gains, rows)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    dim=st.sampled_from([0, *DIMS, 200]),
+    n=st.sampled_from([0, 1, 5, 150]),
+    weighted=st.booleans(),
+)
+def test_summed_gradients_equal_their_twin(
+    dtype: str,
+    seed: int,
+    dim: int,
+    n: int,
+    weighted: bool,
+    make_rows: Make,
+    frozen: Callable[[Any], Any],
+    assert_same: Same,
+) -> None:
+    rng = np.random.default_rng(seed)
+    gains = frozen(make_rows(rng, (n,), dtype)) if weighted else None
+    gradients = frozen(make_rows(rng, (9, dim), dtype))
+    batch = batch_of(rng, n, 40, 9, gains)
+    assert_same(accumulate(batch, gradients), reference.accumulate(batch, gradients))
+
+
+@pytest.mark.parametrize("n", [4095, 4096, 4097, 8192, 8193, 12_500])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_long_runs_are_summed_in_blocks(n: int, weighted: bool, assert_same: Same) -> None:
+    rng = np.random.default_rng(n)
+    gradients = rng.standard_normal((n, 3)).astype(np.float32)
+    gains = rng.standard_normal(n + 2).astype(np.float32) if weighted else None
+    rows = np.array([5, *[2] * n, 0])  # the run does not begin at 0: blocks count from its first
+    sources = np.array([1, *range(n), 0], np.int32)
+    batch = sort_occurrences(rows, sources, gains, 6)
+    ours = accumulate(batch, gradients)
+    assert_same(ours, reference.accumulate(batch, gradients))
+    terms = gradients if gains is None else gains[1:-1, None] * gradients
+    in_one_go = np.cumsum(terms, axis=0, dtype=np.float32)[-1]
+    np.testing.assert_allclose(ours[1], in_one_go, rtol=1e-3, atol=1e-3)
+    # One block, or a second one of one term, is the sum in one go; beyond, the last bits differ.
+    assert np.array_equal(ours[1], in_one_go) == (n <= 4097)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        SGD(0.3),
+        Adagrad(0.2),
+        Momentum(),
+        Adagrad(0.2, stochastic_rounding=True),
+        SGD(0.3, momentum=0.5, **ONE_BY_ONE),
+        MomentumOneByOne(),
+    ],
+    ids=repr,
+)
+@settings(max_examples=20, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    dim=st.sampled_from(DIMS),
+    n=st.sampled_from([0, 1, 40, 200]),
+    weighted=st.booleans(),
+    every=st.booleans(),
+)
+def test_updates_equal_their_twin(
+    dtype: str,
+    optimizer: Optimizer,
+    seed: int,
+    dim: int,
+    n: int,
+    weighted: bool,
+    every: bool,
+    make_rows: Make,
+    assert_same: Same,
+) -> None:
+    rng = np.random.default_rng(seed)
+    kind = as_dtype(dtype)
+    value = working_dtype(kind)
+    rows = make_rows(rng, (120, dim), dtype, False)
+    gains = rng.uniform(-1, 1, n).astype(value) if weighted else None
+    batch = batch_of(rng, n, 120, 9, gains)
+    if every:
+        batch = every_row(batch, 120)
+    gradients = rng.standard_normal((9, dim)).astype(value)
+    gradients[rng.random(9) < 0.2] = 0
+    ours, theirs = ((rows.copy(), new_slots(optimizer, 120, dim, kind)) for _ in range(2))
+    for step in (1, 2):
+        rest = (batch, batch.rows * 3 + 1, gradients, optimizer, optimizer.hyper(), step, seed)
+        update_rows(*ours, *rest)
+        reference.update_rows(*theirs, *rest)
+    assert_same(ours[0], theirs[0])
+    for name in ours[1]:
+        assert_same(ours[1][name], theirs[1][name])
+    untouched = np.setdiff1d(np.arange(120), batch.rows)
+    assert_same(ours[0][untouched], rows[untouched])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_a_compiled_update_is_called_with(dtype: str, assert_same: Same) -> None:
+    rng = np.random.default_rng(0)
+    kind = as_dtype(dtype)
+    value = working_dtype(kind)
+    optimizer = Recorded()
+    rows = rng.integers(-8, 8, (100, 3)).astype(kind)
+    slots = new_slots(optimizer, 100, 3, kind)
+    slots = {name: slot.astype(value) for name, slot in slots.items()}
+    batch = sort_occurrences(
+        rng.permutation(100)[:70], np.arange(70, dtype=np.int32) % 5, None, 100
+    )
+    gradients = rng.integers(-8, 8, (5, 3)).astype(value)
+    theirs = rows.copy(), {name: slot.copy() for name, slot in slots.items()}
+    rest = (batch, batch.rows + 1000, gradients, optimizer, optimizer.hyper(), 4)
+    update_rows(rows, slots, *rest)
+    reference.update_rows(*theirs, *rest)
+    assert_same(rows, theirs[0])
+    for name, slot in slots.items():
+        assert_same(slot, theirs[1][name])
+    counts = [call[0] for call in optimizer.calls]
+    assert sum(counts) == 70
+    assert max(counts) <= 32
+    assert [number for call in optimizer.calls for number in call[2]] == list(batch.rows + 1000)
+    assert {(call[1], *call[3], call[4]) for call in optimizer.calls} == {(3, 0.5, 3.0, 4)}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RecordedOneByOne(Recorded):
+    """The same for each occurrence."""
+
+    accumulate = False
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_one_by_one_names_the_rows_of_the_whole_table(dtype: str) -> None:
+    """A shard's rows have other numbers in the table: those are what an optimizer is given."""
+    rng = np.random.default_rng(6)
+    value = working_dtype(as_dtype(dtype))
+    optimizer = RecordedOneByOne()
+    rows = np.zeros((100, 3), as_dtype(dtype))
+    slots = new_slots(optimizer, 100, 3, value)
+    ids = rng.integers(0, 100, 300)
+    batch = sort_occurrences(ids, np.arange(300, dtype=np.int32) % 5, None, 100)
+    whole = batch.rows * 7 + 2**40
+    gradients = rng.integers(-8, 8, (5, 3)).astype(value)
+    update_rows(rows, slots, batch, whole, gradients, optimizer, optimizer.hyper(), 1)
+    told = np.array([number for call in optimizer.calls for number in call[2]])
+    assert np.array_equal(np.sort(told), np.sort(ids * 7 + 2**40))
+    expected: list[int] = []  # of 32 rows first all first occurrences, then all second ones
+    lengths = np.diff(batch.run_splits)
+    for start in range(0, whole.size, 32):
+        block = slice(start, start + 32)
+        for turn in range(lengths[block].max()):
+            expected += whole[block][lengths[block] > turn].tolist()
+    assert told.tolist() == expected
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_one_by_one_is_an_update_per_occurrence(dtype: str, assert_same: Same) -> None:
+    rng = np.random.default_rng(3)
+    kind = as_dtype(dtype)
+    value = working_dtype(kind)
+    summed, one_by_one = (Adagrad(0.5, use_gradient_accumulation=way) for way in (True, False))
+    ids = np.array([4, 1, 4, 4, 0, 1])
+    gradients = rng.standard_normal((6, 5)).astype(value)
+    rows = rng.standard_normal((6, 5)).astype(kind)
+    slots = new_slots(one_by_one, 6, 5, kind)
+    expected = rows.astype(value), new_slots(summed, 6, 5, kind)
+    for at, row in enumerate(ids):
+        single = sort_occurrences(np.array([row]), np.array([at], np.int32), None, 6)
+        update_rows(*expected, single, single.rows, gradients, summed, summed.hyper(), 1)
+    batch = sort_occurrences(ids, np.arange(6, dtype=np.int32), None, 6)
+    update_rows(rows, slots, batch, batch.rows, gradients, one_by_one, one_by_one.hyper(), 1)
+    assert_same(rows, expected[0].astype(kind))  # rounded once, after all occurrences
+    assert_same(slots["accumulators"], expected[1]["accumulators"])
+
+
+@pytest.mark.parametrize("optimizer", [SGD(0.3), Momentum()], ids=repr)
+def test_every_row_of_no_batch_has_a_gradient_of_zeros(optimizer: Optimizer) -> None:
+    nothing = sort_occurrences(np.empty(0, np.int64), np.empty(0, np.int32), None, 40)
+    batch = every_row(nothing, 40)
+    assert accumulate(batch, np.empty((0, 3), np.float32)).tolist() == [[0.0] * 3] * 40
+    rows, slots = np.ones((40, 3), np.float32), new_slots(optimizer, 40, 3, np.float32)
+    hyper, none = optimizer.hyper(), np.empty((0, 3), np.float32)
+    update_rows(rows, slots, batch, np.arange(40), none, optimizer, hyper, 1)
+    moved = (np.arange(40) % 7 if isinstance(optimizer, Momentum) else np.zeros(40)) + 1
+    np.testing.assert_array_equal(rows, np.broadcast_to(moved[:, None], (40, 3)))
+
+
+def test_chance_is_that_of_the_global_row_and_the_step() -> None:
+    optimizer = SGD(0.001, stochastic_rounding=True)
+    gradients = np.random.default_rng(1).standard_normal((50, 33)).astype(np.float32)
+    batch = sort_occurrences(np.arange(50), np.arange(50, dtype=np.int32), None, 50)
+
+    def after(ids: Any, local: Any, step: int, seed: int) -> Any:
+        rows = np.ones((50, 33), np.float16)
+        part = sort_occurrences(local, local.astype(np.int32), None, 50)
+        rest = (gradients, optimizer, optimizer.hyper(), step, seed)
+        update_rows(rows, {}, part, ids, *rest)
+        return rows[local]
+
+    whole = after(batch.rows + 70, batch.rows, 5, 9)
+    odd = np.arange(1, 50, 2)
+    assert after(odd + 70, odd, 5, 9).tobytes() == whole[odd].tobytes()
+    for ids, step, seed in ((71, 5, 9), (70, 6, 9), (70, 5, 10)):
+        assert after(batch.rows + ids, batch.rows, step, seed).tobytes() != whole.tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_chance_does_not_tell_where_a_row_is_kept(dtype: str) -> None:
+    """The same rows of a table in other places of a shard are rounded alike."""
+    optimizer = SGD(0.001, stochastic_rounding=True)
+    gradients = np.random.default_rng(1).standard_normal((50, 33)).astype(np.float32)
+    results = []
+    for first, apart in ((0, 1), (7, 1), (3, 5)):
+        rows = np.ones((300, 33), as_dtype(dtype))
+        kept = first + apart * np.arange(50)
+        batch = sort_occurrences(kept, np.arange(50, dtype=np.int32), None, 300)
+        ids = np.arange(50) * 3 + 10**10
+        update_rows(rows, {}, batch, ids, gradients, optimizer, optimizer.hyper(), 2, 9)
+        results.append(rows[kept].tobytes())
+    assert len(set(results)) == 1
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [Adagrad(0.2), Momentum(), Adagrad(0.2, **ONE_BY_ONE)],
+    ids=repr,
+)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_number_of_threads_changes_nothing(
+    optimizer: Optimizer, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardcore.store.threads.PIECE", 4096)  # many borders
+    rng = np.random.default_rng(0)
+    kind = as_dtype(dtype)
+    batch = batch_of(rng, 30_000, 4000, 500, None)
+    gradients = rng.standard_normal((500, 33)).astype(working_dtype(kind))
+    start = rng.standard_normal((4000, 33)).astype(kind)
+    assert np.diff(batch.run_splits).max() > 4096 or not optimizer.accumulate
+    before = get_num_threads()
+    results = []
+    try:
+        for threads in (1, 2, 3, 7):
+            set_num_threads(threads)
+            rows, slots = start.copy(), new_slots(optimizer, 4000, 33, kind)
+            update_rows(rows, slots, batch, batch.rows, gradients, optimizer, optimizer.hyper(), 1)
+            results.append((rows.tobytes(), *(slot.tobytes() for slot in slots.values())))
+    finally:
+        set_num_threads(before)
+    assert len(set(results)) == 1
+
+
+def test_a_pure_update_beyond_the_range_of_a_short_float_is_infinite_without_a_word() -> None:
+    rows = np.full((1, 1), 60_000, np.float16)
+    batch = sort_occurrences(np.array([0]), np.array([0], np.int32), None, 1)
+    optimizer = Momentum(1.0)
+    slots = new_slots(optimizer, 1, 1, rows.dtype)
+    gradients = np.full((1, 1), -60_000, np.float32)
+    update_rows(rows, slots, batch, batch.rows, gradients, optimizer, (1.0,), 1)
+    assert rows[0, 0] == np.inf
+
+
+@pytest.mark.parametrize("optimizer", [SGD(0.3), Momentum()], ids=repr)
+def test_rows_without_columns_have_nothing_to_learn(optimizer: Optimizer) -> None:
+    rows = np.empty((3, 0), np.float32)
+    slots = new_slots(optimizer, 3, 0, rows.dtype)
+    batch = sort_occurrences(np.array([2, 2]), np.zeros(2, np.int32), None, 3)
+    gradients = np.empty((1, 0), np.float32)
+    update_rows(rows, slots, batch, batch.rows, gradients, optimizer, optimizer.hyper(), 1)
+    assert all(not slot.any() for slot in slots.values())
+
+
+def test_a_missing_hyper_parameter_is_told_before_c_reads_past_the_end() -> None:
+    batch = sort_occurrences(np.array([1]), np.array([0], np.int32), None, 2)
+    rows, optimizer = np.zeros((2, 3)), Adagrad(0.2)
+    with pytest.raises(ShardcoreValueError, match="hyper must have a value for each of learning_"):
+        update_rows(rows, {}, batch, batch.rows, np.ones((1, 3)), optimizer, (), 1)
+    assert not rows.any()

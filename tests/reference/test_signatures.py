@@ -1,0 +1,85 @@
+"""A twin takes what its face takes: the same names in the same order, with the same defaults."""
+
+from __future__ import annotations
+
+import inspect
+from types import ModuleType
+
+import pytest
+
+from shardcore import reference
+from shardcore._core import random
+from shardcore.ids import own_arrays
+from shardcore.ids import row_splits as offsets
+from shardcore.sharding.layout import Layout
+from shardcore.store import occurrences, scatter, segment_reduce, update
+
+# Methods of Layout are told by their name only: a twin takes the sizes, a method its layout.
+METHODS = {"locate", "partition", "decompose_slice"}
+# What the kernels do to single elements, which no face shows.
+ELEMENTS = {"widened", "narrowed", "round_by_chance"}
+# Where to write and how to complain is no part of what a kernel means.
+NOT_MEANING = {"out", "argument"}
+
+FACES: tuple[ModuleType, ...] = (
+    offsets,
+    own_arrays,
+    segment_reduce,
+    occurrences,
+    update,
+    scatter,
+    random,
+)
+
+
+def face_of(name: str) -> object:
+    (face,) = {getattr(module, name) for module in FACES if hasattr(module, name)}
+    return face
+
+
+@pytest.mark.parametrize("name", sorted(set(reference.__all__) - METHODS - ELEMENTS))
+def test_a_twin_takes_what_its_face_takes(name: str) -> None:
+    ours = inspect.signature(face_of(name)).parameters.values()  # type: ignore[arg-type]
+    theirs = inspect.signature(getattr(reference, name)).parameters.values()
+    filled = name in random.__dict__  # there the place to write is all that comes back
+    left_out = set() if filled else NOT_MEANING
+    expected = [(p.name, p.default) for p in ours if p.name not in left_out]
+    if filled:
+        expected = [(written.rstrip("_"), default) for written, default in _plain(expected)]
+    assert [(p.name, p.default) for p in theirs] == expected
+
+
+def _plain(parameters: list[tuple[str, object]]) -> list[tuple[str, object]]:
+    """Return the parameters of a kernel without the axes that its names end in."""
+    return [(name.split("__")[0], default) for name, default in parameters]
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_a_twin_of_a_method_is_named_like_it(name: str) -> None:
+    assert callable(getattr(Layout, name))
+    assert callable(getattr(reference, name))
+
+
+def test_every_kernel_of_offsets_and_store_has_a_twin() -> None:
+    public = {
+        name
+        for module in FACES[:-1]
+        for name in module.__all__
+        if inspect.isfunction(getattr(module, name))
+    }
+    # Checks return what they are given, or a copy of it; `reduce_bags` writes what `segment_reduce`
+    # returns; `every_row` and `updated` are NumPy around kernels that have twins; `stage_update` is
+    # the first half of `update_rows`.
+    without = {
+        "check_row_splits",
+        "every_row",
+        "immutable",
+        "integers",
+        "place_in",
+        "reduce_bags",
+        "room",
+        "stage_update",
+        "take_into",
+        "updated",
+    }
+    assert public - without <= set(reference.__all__)

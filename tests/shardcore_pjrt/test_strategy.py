@@ -1,0 +1,135 @@
+"""The rule that chooses an exchange, and which exchange can serve which table."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from shardcore_pjrt.mesh.geometry import Geometry
+from shardcore_pjrt.routing.lookup_route import route_lookup
+from shardcore_pjrt.routing.strategy import (
+    BLOCK_BYTES,
+    GATHER_BELOW,
+    GATHER_BELOW_ON_CPU,
+    ONE_HOT_ROWS,
+    block_rows,
+    check_exchange,
+    choose_exchange,
+    update_exchange,
+)
+from shardcore_pjrt.routing.update_route import route_update
+
+from shardcore.errors import ShardcoreValueError
+
+
+@pytest.mark.parametrize("platform", ["cpu", "tpu", "cuda"])
+@pytest.mark.parametrize(
+    ("devices", "placement", "exchange"),
+    [
+        (1, "row", "local"),
+        (1, "table", "local"),
+        (1, "column", "local"),
+        (1, "replicated", "local"),
+        (4, "replicated", "local"),
+        (2, "row", "gather"),
+        (256, "row", "all_to_all"),
+        (2, "column", "columns"),
+        (256, "column", "columns"),
+    ],
+)
+def test_large_tables(devices, placement, exchange, platform):
+    assert choose_exchange(devices, placement, 10**6, platform) == exchange
+
+
+@pytest.mark.parametrize(
+    ("platform", "below"),
+    [("cpu", GATHER_BELOW_ON_CPU), ("tpu", GATHER_BELOW), ("cuda", GATHER_BELOW)],
+)
+def test_larger_meshes_send_rows_to_those_that_ask(platform, below):
+    assert choose_exchange(below - 1, "row", 10**6, platform) == "gather"
+    assert choose_exchange(below, "row", 10**6, platform) == "all_to_all"
+
+
+@pytest.mark.parametrize(
+    ("devices", "placement", "rows", "platform", "exchange"),
+    [
+        (1, "table", ONE_HOT_ROWS, "tpu", "one_hot"),
+        (8, "replicated", ONE_HOT_ROWS, "tpu", "one_hot"),
+        (8, "replicated", ONE_HOT_ROWS + 1, "tpu", "local"),
+        (8, "replicated", ONE_HOT_ROWS, "cpu", "local"),
+        (4, "row", 10, "tpu", "gather"),
+        (8, "column", 10, "tpu", "columns"),
+    ],
+)
+def test_tiny_tables(devices, placement, rows, platform, exchange):
+    assert choose_exchange(devices, placement, rows, platform) == exchange
+
+
+def test_updates_follow_lookups():
+    for accumulate in (True, False):
+        assert update_exchange("one_hot", accumulate) == "local"
+        for same in ("local", "gather", "columns"):
+            assert update_exchange(same, accumulate) == same
+    assert update_exchange("all_to_all", True) == "all_to_all"
+    assert update_exchange("all_to_all", False) == "gather"
+    assert update_exchange("all_to_all", True, "tpu") == "all_to_all"
+
+
+def test_updates_on_a_cpu_gather_gradients():
+    assert update_exchange("all_to_all", True, "cpu") == "gather"
+    for same in ("local", "gather", "columns"):
+        assert update_exchange(same, True, "cpu") == same
+
+
+def test_only_a_cpu_works_in_blocks():
+    assert block_rows("cpu", 256) == BLOCK_BYTES // 256
+    assert block_rows("cpu", 2 * BLOCK_BYTES) == 8, "no block of one row, however long"
+    for platform in ("tpu", "cuda", "rocm"):
+        assert block_rows(platform, 256) is None
+
+
+@pytest.mark.parametrize("devices", [1, 2, 8, 64])
+@pytest.mark.parametrize("placement", ["row", "column", "replicated"])
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+def test_the_chosen_exchange_can_serve_the_table(devices, placement, platform):
+    for rows in (10, 10**6):
+        geometry = Geometry(rows, 16, devices, placement)
+        chosen = choose_exchange(devices, placement, rows, platform)
+        route_lookup(geometry, [], chosen)
+        for accumulate in (True, False):
+            exchange = update_exchange(chosen, accumulate, platform)
+            route_update(geometry, [], exchange, accumulate, True)
+
+
+@pytest.mark.parametrize(
+    ("placement", "devices", "exchange", "possible"),
+    [
+        ("row", 2, "local", "gather, all_to_all"),
+        ("row", 1, "columns", "local, one_hot, gather, all_to_all"),
+        ("column", 2, "gather", "columns"),
+        ("replicated", 2, "columns", "local, one_hot"),
+        ("table", 1, "nothing", "local, one_hot"),
+    ],
+)
+def test_an_exchange_that_cannot_serve_the_table_is_refused(placement, devices, exchange, possible):
+    message = (
+        f"exchange must be one of {possible} for placement {placement!r} "
+        f"on {devices} devices, got {exchange!r}"
+    )
+    every = ("local", "one_hot", "gather", "all_to_all", "columns")
+    with pytest.raises(ShardcoreValueError, match=f"^{re.escape(message)}$"):
+        check_exchange(Geometry(10, 4, devices, placement), exchange, every)
+    with pytest.raises(ShardcoreValueError, match=f"^{re.escape(message)}$"):
+        route_lookup(Geometry(10, 4, devices, placement), [], exchange)
+
+
+def test_updates_have_no_one_hot():
+    message = "exchange must be one of local for placement 'table' on 1 devices, got 'one_hot'"
+    with pytest.raises(ShardcoreValueError, match=f"^{re.escape(message)}$"):
+        route_update(Geometry(10, 4, 1, "table"), [], "one_hot", True, True)
+
+
+def test_all_to_all_sends_sums():
+    message = "exchange must be 'gather' where gradients of a row are not summed, got 'all_to_all'"
+    with pytest.raises(ShardcoreValueError, match=f"^{re.escape(message)}$"):
+        route_update(Geometry(10, 4, 2, "row"), [], "all_to_all", False, True)

@@ -1,8 +1,0 @@
-"""A hook that asks for an argument the specification does not have."""
-
-from shardcore.hookspecs import BackendSpec, hookimpl
-
-
-@hookimpl
-def shardcore_backends(colour):
-    yield BackendSpec(colour, factory=dict)

@@ -1,8 +1,0 @@
-"""A hook that returns a record instead of yielding it."""
-
-from shardcore.hookspecs import BackendSpec, hookimpl
-
-
-@hookimpl
-def shardcore_backends():
-    return BackendSpec("bare", factory=dict)

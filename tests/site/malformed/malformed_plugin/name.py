@@ -1,8 +1,0 @@
-"""A hook whose record is refused."""
-
-from shardcore.hookspecs import BackendSpec, hookimpl
-
-
-@hookimpl
-def shardcore_backends():
-    yield BackendSpec("Upper", factory=dict)

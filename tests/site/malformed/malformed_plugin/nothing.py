@@ -1,8 +1,0 @@
-"""A hook that is no generator."""
-
-from shardcore.hookspecs import hookimpl
-
-
-@hookimpl
-def shardcore_optimizers():
-    yield None

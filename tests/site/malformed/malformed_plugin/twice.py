@@ -1,9 +1,0 @@
-"""A hook that yields a name twice."""
-
-from shardcore.hookspecs import OptimizerSpec, hookimpl
-
-
-@hookimpl
-def shardcore_optimizers():
-    yield OptimizerSpec("Twin", factory=dict)
-    yield OptimizerSpec("Twin", factory=list)

@@ -1,8 +1,0 @@
-"""A hook that yields the other hook's records."""
-
-from shardcore.hookspecs import OptimizerSpec, hookimpl
-
-
-@hookimpl
-def shardcore_backends():
-    yield OptimizerSpec("Wrong", factory=dict)

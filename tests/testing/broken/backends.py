@@ -1,0 +1,820 @@
+"""Backends with one fault each, and `FAULTS`: the test that must find it, and with which words.
+
+Not collected by name; `test_conformance.py` runs it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+
+import numpy as np
+import pytest
+
+from shardcore.backend import FeatureBags, TableBatch, TableUpdate
+from shardcore.errors import ShardcoreValueError, UpdateRefusedError
+from shardcore.sharding import Layout
+from shardcore.testing import BackendConformance, ModelBackend
+
+
+class Suite(BackendConformance):
+    Faulty: type = ModelBackend
+
+    @pytest.fixture
+    def backend(self):
+        return self.Faulty()
+
+    @pytest.fixture
+    def raw_rows(self):
+        return lambda backend, table, slot: backend.arrays[table, slot]
+
+
+def reversed_bags(bags):
+    """The same bags, each from its last id to its first."""
+    order = np.concatenate(
+        [np.arange(lo, hi)[::-1] for lo, hi in itertools.pairwise(bags.row_splits)]
+        or [np.empty(0, np.int64)]
+    ).astype(np.int64)
+    weights = None if bags.weights is None else bags.weights[order]
+    return FeatureBags(bags.ids[order], bags.row_splits, weights, bags.divisors)
+
+
+class TestDropsABag(Suite):
+    class Faulty(ModelBackend):
+        def _combined(self, table, bags):
+            out = super()._combined(table, bags)
+            out[-1:] = 0
+            return out
+
+
+class TestSumsBagsBackwards(Suite):
+    class Faulty(ModelBackend):
+        def _combined(self, table, bags):
+            return super()._combined(table, reversed_bags(bags))
+
+
+class TestDividesByZero(Suite):
+    class Faulty(ModelBackend):
+        def _combined(self, table, bags):
+            out = super()._combined(table, bags)
+            if bags.divisors is not None:
+                out[bags.divisors == 0] = np.nan
+            return out
+
+
+class TestGivesFloat64(Suite):
+    class Faulty(ModelBackend):
+        def _combined(self, table, bags):
+            return super()._combined(table, bags).astype(np.float64)
+
+
+class TestForgetsAFeature(Suite):
+    class Faulty(ModelBackend):
+        def lookup(self, batches):
+            return [found[:1] for found in super().lookup(batches)]
+
+
+class TestFailsOnNothing(Suite):
+    class Faulty(ModelBackend):
+        def _combined(self, table, bags):
+            assert bags.num_bags, "a batch without bags"
+            return super()._combined(table, bags)
+
+
+class TestReadsBagsAsSamples(Suite):
+    class Faulty(ModelBackend):
+        def _combined(self, table, bags):
+            return super()._combined(table, bags)[:: bags.bags_per_sample]
+
+
+class TestTakesIdsForInt64(Suite):
+    class Faulty(ModelBackend):
+        def _combined(self, table, bags):
+            ids = np.frombuffer(bags.ids.tobytes().ljust(bags.ids.size * 8, b"\0"), np.int64)
+            whole = FeatureBags(ids, bags.row_splits, bags.weights, bags.divisors)
+            return super()._combined(table, whole)
+
+
+class TestLosesTheLastBagsOfMany(Suite):
+    class Faulty(ModelBackend):
+        def _combined(self, table, bags):
+            out = super()._combined(table, bags)
+            out[1024:] = 0
+            return out
+
+
+class TestRoundsWhatIsStored(Suite):
+    class Faulty(ModelBackend):
+        def create_table(self, spec):
+            super().create_table(spec)
+            rows = self.arrays[spec.name, None]
+            rows[...] = spec.as_looked_up(rows)
+
+
+class TestSumsGradientsWithoutBlocks(Suite):
+    class Faulty(ModelBackend):
+        def _changes(self, update):
+            from shardcore.testing import model
+
+            block, model.RUN_BLOCK = model.RUN_BLOCK, 10**9
+            try:
+                return super()._changes(update)
+            finally:
+                model.RUN_BLOCK = block
+
+
+class TestLosesALongRunsTail(Suite):
+    class Faulty(ModelBackend):
+        def _changes(self, update):
+            features = tuple(
+                FeatureBags(bags.ids[:4096], np.minimum(bags.row_splits, 4096))
+                for bags in update.batch.features
+            )
+            batch = TableBatch(update.batch.table, features, True)
+            return super()._changes(TableUpdate(batch, update.gradients, update.hyper, update.step))
+
+
+class TestAppliesFeaturesOneByOne(Suite):
+    class Faulty(ModelBackend):
+        def apply(self, updates):
+            for update in updates:
+                for at, gradient in enumerate(update.gradients):
+                    alone = [None] * len(update.gradients)
+                    alone[at] = gradient
+                    super().apply(
+                        [TableUpdate(update.batch, tuple(alone), update.hyper, update.step)]
+                    )
+
+
+class TestTakesNoneForZeros(Suite):
+    class Faulty(ModelBackend):
+        def apply(self, updates):
+            filled = []
+            for update in updates:
+                dim = self.specs[update.batch.table].dim
+                gradients = tuple(
+                    np.zeros((bags.num_bags, dim), np.float32) if gradient is None else gradient
+                    for bags, gradient in zip(update.batch.features, update.gradients, strict=True)
+                )
+                filled.append(TableUpdate(update.batch, gradients, update.hyper, update.step))
+            super().apply(filled)
+
+
+class TestStepsAreAllTheFirst(Suite):
+    class Faulty(ModelBackend):
+        def apply(self, updates):
+            super().apply([TableUpdate(u.batch, u.gradients, u.hyper, 1) for u in updates])
+
+
+class TestForgetsHyper(Suite):
+    class Faulty(ModelBackend):
+        def apply(self, updates):
+            super().apply(
+                [
+                    TableUpdate(u.batch, u.gradients, tuple(0.125 for _ in u.hyper), u.step)
+                    for u in updates
+                ]
+            )
+
+
+class TestAppliesTheFirstTableOnly(Suite):
+    class Faulty(ModelBackend):
+        def apply(self, updates):
+            super().apply(updates[:1])
+
+
+class TestAppliesTheLastBatchLookedUp(Suite):
+    class Faulty(ModelBackend):
+        def lookup(self, batches):
+            self.last = {batch.table: batch for batch in batches}
+            return super().lookup(batches)
+
+        def apply(self, updates):
+            super().apply(
+                [
+                    TableUpdate(self.last[u.batch.table], u.gradients, u.hyper, u.step)
+                    for u in updates
+                ]
+            )
+
+
+class TestAppliesOnlyToRowsThatExist(Suite):
+    class Faulty(ModelBackend):
+        def apply(self, updates):
+            assert all(u.batch.features[0].ids.size for u in updates), "a batch without ids"
+            super().apply(updates)
+
+
+class TestKeepsItsSeed(Suite):
+    class Faulty(ModelBackend):
+        def reseed(self, table, seed):
+            pass
+
+
+class TestTakesTheSeedItWasCreatedWith(Suite):
+    class Faulty(ModelBackend):
+        def create_table(self, spec):
+            super().create_table(spec)
+            self.first = {**getattr(self, "first", {}), spec.name: spec.seed}
+
+        def _changes(self, update):
+            now = self.specs
+            self.specs = {
+                name: dataclasses.replace(spec, seed=self.first[name]) for name, spec in now.items()
+            }
+            changes = super()._changes(update)
+            self.specs = now
+            return changes
+
+
+class TestLeavesHalfAnUpdate(Suite):
+    class Faulty(ModelBackend):
+        def apply(self, updates):
+            for update in updates:
+                rows = np.unique(update.batch.features[0].ids)
+                self.arrays[update.batch.table, None][rows] += 1
+                super().apply([update])
+                self.arrays[update.batch.table, None][rows] -= 1
+
+
+class TestAppliesTablesUntilOneFails(Suite):
+    class Faulty(ModelBackend):
+        def apply(self, updates):
+            for update in updates:
+                super().apply([update])
+
+
+class TestTearsRows(Suite):
+    class Faulty(ModelBackend):
+        def lookup(self, batches):
+            return [[self._combined(b.table, bags) for bags in b.features] for b in batches]
+
+        def scatter(self, table, slot, rows, values):
+            stored = self.arrays[table, slot]
+            half = stored.shape[1] // 2
+            stored[rows, :half] = values[:, :half]
+            time.sleep(0.005)
+            stored[rows, half:] = values[:, half:]
+
+
+class TestLosesUpdatesToLookups(Suite):
+    class Faulty(ModelBackend):
+        def lookup(self, batches):
+            found = super().lookup(batches)
+            if not batches or batches[0].training:
+                return found
+            for batch in batches:
+                self.arrays[batch.table, None][0] -= 1
+            return found
+
+
+class TestScatterAdds(Suite):
+    class Faulty(ModelBackend):
+        def scatter(self, table, slot, rows, values):
+            self.arrays[table, slot][rows] += values
+
+
+class TestWritesOneRowTooMany(Suite):
+    class Faulty(ModelBackend):
+        def write(self, table, slot, start, values):
+            super().write(table, slot, start, values)
+            if len(values):
+                self.arrays[table, slot][start + len(values) :][:1] = values[-1]
+
+
+class TestIsWrongBothWays(Suite):
+    """Scatter and gather agree with each other, not with what is stored."""
+
+    class Faulty(ModelBackend):
+        def gather(self, table, slot, rows):
+            return super().gather(table, slot, len(self.arrays[table, slot]) - 1 - rows)
+
+        def scatter(self, table, slot, rows, values):
+            super().scatter(table, slot, len(self.arrays[table, slot]) - 1 - rows, values)
+
+
+class TestGathersInOrderOfRows(Suite):
+    class Faulty(ModelBackend):
+        def gather(self, table, slot, rows):
+            return super().gather(table, slot, np.sort(rows))
+
+
+class TestReadsViews(Suite):
+    class Faulty(ModelBackend):
+        def read(self, table, slot, start, stop):
+            return self.arrays[table, slot][start:stop]
+
+
+class TestHasAShardTooMany(Suite):
+    class Faulty(ModelBackend):
+        def layout(self, table):
+            return Layout.div(self.specs[table].num_rows, 2)
+
+
+class TestShiftsInitialRows(Suite):
+    class Faulty(ModelBackend):
+        def create_table(self, spec):
+            super().create_table(spec)
+            self.arrays[spec.name, None] = np.roll(self.arrays[spec.name, None], 1, axis=0)
+
+
+class TestFillsSlotsWithZeros(Suite):
+    class Faulty(ModelBackend):
+        def create_table(self, spec):
+            super().create_table(spec)
+            for (table, slot), array in self.arrays.items():
+                if table == spec.name and slot is not None:
+                    array[...] = 0
+
+
+class TestFillsSlotsOfOtherRows(Suite):
+    class Faulty(ModelBackend):
+        def create_table(self, spec):
+            super().create_table(spec)
+            for (table, slot), array in self.arrays.items():
+                if table == spec.name and slot is not None:
+                    array[...] = np.roll(array, 1, axis=0)
+
+
+class TestLeavesHalfATable(Suite):
+    class Faulty(ModelBackend):
+        def create_table(self, spec):
+            self.specs[spec.name] = spec
+            super().create_table(spec)
+
+
+class TestKeepsSlotsOfDroppedTables(Suite):
+    class Faulty(ModelBackend):
+        def create_table(self, spec):
+            kept = {key: array for key, array in self.arrays.items() if key[1] is not None}
+            super().create_table(spec)
+            self.arrays.update({key: kept[key] for key in kept if key[0] == spec.name})
+
+        def drop_table(self, table):
+            del self.specs[table]
+            del self.arrays[table, None]
+
+
+class TestRefusesWithoutAReason(Suite):
+    class Faulty(ModelBackend):
+        def create_table(self, spec):
+            if spec.placement != "row":
+                raise ShardcoreValueError("not supported")
+            super().create_table(spec)
+
+
+class TestTakesDtypesItDoesNotName(Suite):
+    dtypes = ("float32",)
+
+
+class TestDotsOfTheWrongRows(Suite):
+    class Faulty(ModelBackend):
+        def _dots(self, table, bags, gradient):
+            return super()._dots(table, bags, gradient) * 2
+
+
+class TestKeepsTablesAfterClose(Suite):
+    class Faulty(ModelBackend):
+        def close(self):
+            pass
+
+
+class TestCountsInFloats(Suite):
+    class Faulty(ModelBackend):
+        def counters(self):
+            return {"bytes": 0.5}
+
+
+class TestBreaksUnderTheEngine(Suite):
+    class Faulty(ModelBackend):
+        def apply(self, updates):
+            if updates and updates[0].batch.table == "users":
+                updates = updates[::2]
+            super().apply(updates)
+
+
+class TestBreaksInASequenceOnly(Suite):
+    """The first update after a write to the table is lost."""
+
+    max_examples = 300  # it stops at the first that fails; that there is one must be certain
+
+    class Faulty(ModelBackend):
+        written = frozenset()
+
+        def create_table(self, spec):
+            super().create_table(spec)
+            self.written -= {spec.name}
+
+        def write(self, table, slot, start, values):
+            super().write(table, slot, start, values)
+            self.written |= {table}
+
+        def apply(self, updates):
+            super().apply([u for u in updates if u.batch.table not in self.written])
+            self.written -= {u.batch.table for u in updates}
+
+
+class TestGivesNoFixtures(BackendConformance):
+    pass
+
+
+class DeviceArray:
+    """An array that only its device computes with."""
+
+    def __init__(self, array):
+        self.array = np.asarray(array)
+        self.shape, self.dtype = self.array.shape, self.array.dtype
+
+    def reshape(self, *shape):
+        return DeviceArray(self.array.reshape(*shape))
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array(self.array, dtype)
+
+
+class Device(ModelBackend):
+    """Tables on a device, without float64; tells of what it refused at its next call."""
+
+    device_arrays = True
+
+    def __init__(self):
+        super().__init__()
+        self.refusal, self.refused = None, 0
+
+    def tell(self):
+        refusal, updates = self.refusal, self.refused
+        self.refusal, self.refused = None, 0
+        if refusal is not None:
+            raise UpdateRefusedError(refusal, updates)
+
+    def create_table(self, spec):
+        if spec.dtype == np.float64:
+            raise ShardcoreValueError(f"table {spec.name!r}: no tables of float64")
+        super().create_table(spec)
+
+    def gather(self, table, slot, rows):
+        self.tell()
+        return super().gather(table, slot, rows)
+
+    def scatter(self, table, slot, rows, values):
+        self.tell()
+        super().scatter(table, slot, rows, values)
+
+    def lookup(self, batches):
+        self.tell()
+        return [[DeviceArray(one) for one in found] for found in super().lookup(batches)]
+
+    def takes_gradient(self, gradient):
+        return isinstance(gradient, DeviceArray)
+
+    def apply(self, updates):
+        if self.refusal is None:
+            try:
+                ready = [self._on_host(update) for update in updates]
+            except UpdateRefusedError as error:
+                self.refusal = str(error)
+            else:
+                super().apply(ready)
+                return
+        self.refused += 1
+
+    def weight_dots(self, update):
+        self.tell()
+        return super().weight_dots(self._on_host(update))
+
+    def counters(self):
+        self.tell()
+        return super().counters()
+
+    def begin_restore(self):
+        self.tell()
+
+    def close(self):
+        super().close()
+        self.tell()
+
+
+class InexactDevice(Device):
+    """Its bags and gradients are off by a few units in the last place."""
+
+    def _combined(self, table, bags):
+        out = super()._combined(table, reversed_bags(bags))
+        return (out * (1 + 3e-7)).astype(out.dtype)
+
+    def _received(self, update):
+        return {
+            row: [(grad * (1 - 3e-7)).astype(grad.dtype) for grad in gradients]
+            for row, gradients in super()._received(update).items()
+        }
+
+
+class DeviceSuite(Suite):
+    Faulty = Device
+    dtypes = ("float32", "float16", "bfloat16")
+
+    @pytest.fixture
+    def to_device(self):
+        return lambda backend, array: DeviceArray(array.copy())
+
+
+class TestOnADevice(DeviceSuite):
+    """Nothing is wrong with it."""
+
+
+class TestInexactOnADeviceAndSaysSo(DeviceSuite):
+    Faulty = InexactDevice
+    exact = False
+
+
+class TestMakesNoDeviceArrays(Suite):
+    Faulty = Device
+
+
+class TestTakesHalvesForTheirBits(DeviceSuite):
+    class Faulty(Device):
+        def _on_host(self, update):
+            gradients = tuple(
+                DeviceArray(one.array.view(np.uint16))
+                if isinstance(one, DeviceArray) and one.dtype.itemsize == 2
+                else one
+                for one in update.gradients
+            )
+            return super()._on_host(dataclasses.replace(update, gradients=gradients))
+
+
+class TestDotsOnTheDevice(DeviceSuite):
+    class Faulty(Device):
+        def weight_dots(self, update):
+            return [
+                None if one is None else DeviceArray(one) for one in super().weight_dots(update)
+            ]
+
+
+class TestRefusesTableByTable(DeviceSuite):
+    class Faulty(Device):
+        def apply(self, updates):
+            for update in updates:
+                super().apply([update])
+
+
+class TestCountsNoUpdates(DeviceSuite):
+    class Faulty(Device):
+        def tell(self):
+            self.refused = 0
+            super().tell()
+
+
+class TestTestsWhatItIsNotAskedTo(DeviceSuite):
+    class Faulty(Device):
+        def _on_host(self, update):
+            paths = tuple(f"gradients[{at}]" for at in range(len(update.gradients)))
+            return super()._on_host(dataclasses.replace(update, unchecked=paths))
+
+
+class TestGivesActivationsThatChange(DeviceSuite):
+    class Faulty(Device):
+        def lookup(self, batches):
+            for arrays in getattr(self, "last", []):
+                for one in arrays:
+                    one.array[...] = 0
+            self.last = super().lookup(batches)
+            return self.last
+
+
+class Inexact(ModelBackend):
+    """Sums in float64 and in another order: off in the last places only."""
+
+    def _combined(self, table, bags):
+        out = super()._combined(table, reversed_bags(bags))
+        return (out * (1 + 3e-7)).astype(out.dtype)
+
+    def _received(self, update):
+        return {
+            row: [(grad * (1 - 3e-7)).astype(grad.dtype) for grad in gradients]
+            for row, gradients in super()._received(update).items()
+        }
+
+
+class TestInexactAndSaysSo(Suite):
+    Faulty = Inexact
+    exact = False
+
+
+class TestInexactAndDoesNotSay(Suite):
+    Faulty = Inexact
+
+
+FAULTS = {
+    "TestDropsABag": (
+        "test_lookup",
+        "activations of table 't3', feature 0: out[59, 0] is 0.0, expected",
+    ),
+    "TestSumsBagsBackwards": (
+        "test_lookup_sums_a_bag_in_occurrence_order",
+        "activations of table 't', feature 0: out[1, 0] is",
+    ),
+    "TestDividesByZero": (
+        "test_lookup_of_nothing",
+        "activations of table 'div', feature 0: out[0, 0] is nan, expected 0.0",
+    ),
+    "TestGivesFloat64": (
+        "test_lookup_of_several_bags_per_sample",
+        "out must be float32 of shape (0, 4), got float64 of shape (0, 4)",
+    ),
+    "TestForgetsAFeature": (
+        "test_lookup_of_several_features_and_tables",
+        "lookup must return an array per feature",
+    ),
+    "TestFailsOnNothing": (
+        "test_lookup_of_nothing",
+        "a batch without bags",
+    ),
+    "TestReadsBagsAsSamples": (
+        "test_lookup_of_several_bags_per_sample",
+        "got float32 of shape (1, 4)",
+    ),
+    "TestTakesIdsForInt64": (
+        "test_lookup_takes_ids_of_both_types",
+        "is out of bounds for axis 0 with size 30",
+    ),
+    "TestLosesTheLastBagsOfMany": (
+        "test_lookup_of_many_bags",
+        "activations of table 't', feature 0: out[1024, 0] is 0.0, expected",
+    ),
+    "TestRoundsWhatIsStored": (
+        "test_lookup_of_quantized_rows",
+        "stored rows of table 't': rows[0, 0] is",
+    ),
+    "TestSumsGradientsWithoutBlocks": (
+        "test_apply_sums_gradients_in_the_order_of_the_contract",
+        "stored rows of table 't': rows[4, 0] is",
+    ),
+    "TestLosesALongRunsTail": (
+        "test_apply_to_a_row_named_very_often",
+        "stored rows of table 't': rows[3, 0] is",
+    ),
+    "TestAppliesFeaturesOneByOne": (
+        "test_apply_updates_a_row_once_however_often_it_is_named",
+        "stored rows of table 't': rows[0, 0] is",
+    ),
+    "TestTakesNoneForZeros": (
+        "test_apply_leaves_rows_alone_that_no_gradient_names",
+        "stored rows of table 't': rows[1, 0] is",
+    ),
+    "TestStepsAreAllTheFirst": (
+        "test_apply",
+        "stored rows of table 'wide': rows[",
+    ),
+    "TestForgetsHyper": (
+        "test_apply_with_the_optimizers_that_come_with_shardcore",
+        "stored rows of table 't': rows[0, 0] is",
+    ),
+    "TestAppliesTheFirstTableOnly": (
+        "test_apply",
+        "stored rows of table 'thin': rows[0, 0] is",
+    ),
+    "TestAppliesTheLastBatchLookedUp": (
+        "test_two_batches_in_flight",
+        "stored rows of table 't': rows[0, 0] is",
+    ),
+    "TestAppliesOnlyToRowsThatExist": (
+        "test_apply_of_nothing",
+        "a batch without ids",
+    ),
+    "TestLeavesHalfAnUpdate": (
+        "test_apply_that_fails_changes_nothing",
+        "stored rows of table 't': rows[0, 0] is 0.609",
+    ),
+    "TestAppliesTablesUntilOneFails": (
+        "test_apply_that_fails_changes_nothing",
+        "stored rows of table 'first': rows[",
+    ),
+    "TestTearsRows": (
+        "test_lookups_see_each_row_wholly_before_or_after_an_update",
+        "is torn between two updates",
+    ),
+    "TestLosesUpdatesToLookups": (
+        "test_two_batches_in_flight",
+        "stored rows of table 't': rows[0, 0] is",
+    ),
+    "TestScatterAdds": (
+        "test_scatter_and_write_change_those_rows_only",
+        "stored rows of table 't': rows[0, 0] is",
+    ),
+    "TestWritesOneRowTooMany": (
+        "test_scatter_and_write_change_those_rows_only",
+        "stored rows of table 't': rows[6, 0] is",
+    ),
+    "TestIsWrongBothWays": (
+        "test_scatter_and_write_change_those_rows_only",
+        "stored rows of table 't': rows[0, 0] is 1.0, expected 2.25",
+    ),
+    "TestKeepsItsSeed": (
+        "test_apply_takes_chance_from_the_seed",
+        "specs must have the seed as told",
+    ),
+    "TestTakesTheSeedItWasCreatedWith": (
+        "test_apply_takes_chance_from_the_seed",
+        "rows after step 2, seed 12: rows[1, 0] is",
+    ),
+    "TestGathersInOrderOfRows": (
+        "test_gather_read_shards",
+        "gather[0, 0] is 0.0, expected 13.75",
+    ),
+    "TestReadsViews": (
+        "test_what_comes_out_and_goes_in_is_copied",
+        "stored rows of table 't': rows[0, 0] is 99.0, expected",
+    ),
+    "TestHasAShardTooMany": (
+        "test_layout_says_where_rows_are",
+        "Layout.div(23, 2).num_shards",
+    ),
+    "TestShiftsInitialRows": (
+        "test_create_fills_rows_from_the_initializer",
+        "rows[0, 0] is 1.0, expected 0.0",
+    ),
+    "TestFillsSlotsWithZeros": (
+        "test_create_fills_slots",
+        "values of slot 'constants': values[0, 0] is 0.0, expected 0.5",
+    ),
+    "TestFillsSlotsOfOtherRows": (
+        "test_create_fills_slots",
+        "values of slot 'normals': values[0, 0] is",
+    ),
+    "TestLeavesHalfATable": (
+        "test_create_that_fails_changes_nothing",
+        "specs must hold the tables that exist",
+    ),
+    "TestKeepsSlotsOfDroppedTables": (
+        "test_drop_forgets_that_table_only",
+        "stored velocities of table 'a': rows must be float32 of shape (7, 6), got float32 of "
+        "shape (10, 4)",
+    ),
+    "TestRefusesWithoutAReason": (
+        "test_other_placements_and_exchanges_work_or_are_refused",
+        "the message must name the table",
+    ),
+    "TestTakesDtypesItDoesNotName": (
+        "test_other_dtypes_are_refused",
+        "DID NOT RAISE ShardcoreError",
+    ),
+    "TestDotsOfTheWrongRows": (
+        "test_weight_dots",
+        "weight_dots of feature 0: dots[0] is",
+    ),
+    "TestKeepsTablesAfterClose": (
+        "test_close",
+        "assert {'t': TableSp",
+    ),
+    "TestCountsInFloats": (
+        "test_is_a_backend",
+        "counter 'bytes' must be an int",
+    ),
+    "TestBreaksUnderTheEngine": (
+        "test_under_the_engine",
+        "activations of 'history': out[0, 0, 0] is",
+    ),
+    "TestBreaksInASequenceOnly": (
+        "test_state_machine",
+        "state.write(",
+    ),
+    "TestGivesNoFixtures": (
+        "test_close",
+        "TestGivesNoFixtures must override the fixture 'backend': return a fresh backend "
+        "without tables",
+    ),
+    "TestInexactAndDoesNotSay": (
+        "test_lookup",
+        "activations of table 't1', feature 0: out[0, 0] is",
+    ),
+    "TestMakesNoDeviceArrays": (
+        "test_weight_dots_of_device_gradients",
+        "TestMakesNoDeviceArrays must override the fixture 'to_device': return a callable "
+        "(backend, array) -> an array that the backend takes for a gradient",
+    ),
+    "TestTakesHalvesForTheirBits": (
+        "test_device_gradients_give_the_same_update",
+        "stored rows of table 't': rows[2, 0] is -44",
+    ),
+    "TestDotsOnTheDevice": (
+        "test_weight_dots_of_device_gradients",
+        "weight_dots: dots must be a NumPy array, got DeviceArray",
+    ),
+    "TestRefusesTableByTable": (
+        "test_device_gradients_that_are_not_finite_change_nothing",
+        "updates must count each apply that returned",
+    ),
+    "TestCountsNoUpdates": (
+        "test_a_refused_update_is_told_by_the_next_call",
+        "assert 0 == 1",
+    ),
+    "TestTestsWhatItIsNotAskedTo": (
+        "test_device_gradients_without_a_path_are_not_tested",
+        "stored rows of table 't': rows[0, 0] is -0.390",
+    ),
+    "TestGivesActivationsThatChange": (
+        "test_under_the_engine_on_the_device",
+        "activations of 'user': out[0, 0] is 0.0, expected",
+    ),
+}
