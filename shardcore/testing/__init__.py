@@ -61,6 +61,7 @@ except ImportError as error:
 # Before the suites are imported, so that a failing assert shows its values.
 pytest.register_assert_rewrite(
     "shardcore.testing.backend",
+    "shardcore.testing.model",
     "shardcore.testing.optimizer",
     "shardcore.testing.state_machine",
     "shardcore.testing.twins",

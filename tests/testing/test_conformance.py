@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from inspect import getsource
 from pathlib import Path
 
 import numpy as np
@@ -70,8 +71,16 @@ class TestAdagrad(OptimizerConformance):
 
 # ----------------------------------------------------------------------------- faulty ones fail
 
-OF_DEVICES = [name for name in vars(BackendConformance) if "device" in name or "refused_u" in name]
-OF_DEVICES.remove("to_device")
+
+def battery_of(suite: type) -> list[str]:
+    """Return the tests of a suite and of the chapters it is made of, in the order pytest runs."""
+    chapters = reversed(suite.__mro__)
+    return [name for one in chapters for name in vars(one) if name.startswith("test_")]
+
+
+OF_DEVICES = [
+    name for name in battery_of(BackendConformance) if "device" in name or "refused_u" in name
+]
 
 
 class Failed(tuple):
@@ -210,7 +219,7 @@ def test_failures_for_another_reason_do_not_count(tmp_path):
 
 def test_every_test_of_the_batteries_can_fail(outcomes):
     for module, suite in (("backends", BackendConformance), ("optimizers", OptimizerConformance)):
-        tests = {name for name in vars(suite) if name.startswith("test_")}
+        tests = set(battery_of(suite))
         assert {test for test, _ in faults_of(module).values()} == tests
 
 
@@ -340,7 +349,7 @@ def installed(tmp_path):
 @needs_pip
 def test_third_party_backend_proves_itself(installed):
     outcomes = installed("acme_backend")
-    tests = {name for name in vars(BackendConformance) if name.startswith("test_")}
+    tests = set(battery_of(BackendConformance))
     assert {f"TestAcme::{name}" for name in tests} < set(outcomes)
     assert {name: shown for name, shown in outcomes.items() if shown != "passed"} == {
         f"TestAcme::{name}": "skipped" for name in ("test_other_dtypes_are_refused", *OF_DEVICES)
@@ -351,7 +360,7 @@ def test_third_party_backend_proves_itself(installed):
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler called cc")
 def test_third_party_optimizer_proves_itself(installed):
     outcomes = installed("acme_optimizer")
-    tests = {name for name in vars(OptimizerConformance) if name.startswith("test_")}
+    tests = set(battery_of(OptimizerConformance))
     assert {f"TestNesterov::{name}" for name in tests} < set(outcomes)
     assert {name: shown for name, shown in outcomes.items() if shown != "passed"} == {}
 
@@ -371,6 +380,17 @@ def test_importing_shardcore_imports_no_suite():
     code = "import sys, shardcore; print([m for m in sys.modules if m.split('.')[0] in "
     code += "('pytest', 'hypothesis') or m.startswith('shardcore.testing')])"
     assert python(code) == "[]"
+
+
+def test_asserts_of_the_suites_show_their_values():
+    modules = {name: one for name, one in sys.modules.items() if name.startswith("shardcore.t")}
+    asserting = {
+        name: type(one.__loader__).__name__
+        for name, one in modules.items()
+        if any(isinstance(node, ast.Assert) for node in ast.walk(ast.parse(getsource(one))))
+    }
+    assert "shardcore.testing.backend.update" in asserting
+    assert set(asserting.values()) == {"AssertionRewritingHook"}, asserting
 
 
 @pytest.mark.parametrize("missing", ["pytest", "hypothesis"])

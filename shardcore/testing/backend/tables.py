@@ -1,0 +1,178 @@
+"""A backend of its own, and tables that come and go."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from shardcore.backend.base import Backend
+from shardcore.backend.messages import TableBatch
+from shardcore.dtypes import TABLE_DTYPES, as_dtype, working_dtype
+from shardcore.errors import ShardcoreError
+from shardcore.initializers.base import derived_seed
+from shardcore.initializers.constants import Constant, RowId
+from shardcore.initializers.distributions import Normal, TruncatedNormal
+from shardcore.initializers.filling import as_initializer
+from shardcore.testing.agreement import assert_agree
+from shardcore.testing.backend.fixtures import BackendFixtures, each_dtype
+from shardcore.testing.beginnings import Declared, FromRows
+from shardcore.testing.requests import Probe, gradient_of, make_bags, make_spec
+from shardcore.testing.twins import RawRows, Twins, looked_up
+
+
+class TableTests(BackendFixtures):
+    """Creating, dropping and refusing tables."""
+
+    def test_is_a_backend(self, backend: Backend) -> None:
+        """A fresh one has a name, hosts and counters, and no tables."""
+        assert isinstance(backend, Backend)
+        assert re.fullmatch("[a-z][a-z0-9_]*", backend.name)
+        assert type(backend.num_hosts) is int
+        assert backend.num_hosts >= 1
+        assert backend.specs == {}
+        for name, count in backend.counters().items():
+            assert type(name) is str
+            assert type(count) is int, f"counter {name!r} must be an int"
+
+    def test_close(self, backend: Backend) -> None:
+        """Close gives everything back, tables there or not."""
+        backend.create_table(make_spec("t", 5, 2))
+        backend.close()
+        assert backend.specs == {}
+
+    @each_dtype
+    @pytest.mark.parametrize("layout", ["div", "mod"])
+    def test_create_fills_rows_from_the_initializer(
+        self, backend: Backend, raw_rows: RawRows, dtype: str, layout: str
+    ) -> None:
+        """Rows depend on the initializer, the seed and their own number, never on the layout."""
+        dtype = self._need(dtype)
+        given = np.random.default_rng(1).uniform(-1, 1, (130, 16))
+        of_an_array = as_initializer(given, (130, 16), as_dtype(dtype))
+        cases: list[tuple[int, int, Any, int]] = [
+            (1, 1, RowId(), 0),
+            (2, 5, RowId(), 0),
+            (130, 16, of_an_array, 0),
+            (131, 3, TruncatedNormal(), 3),
+            (131, 3, TruncatedNormal(), 2**64 - 1),
+            (40, 70, Constant(-2.5), 0),
+        ]
+        for at, (num_rows, dim, initializer, seed) in enumerate(cases):
+            spec = make_spec(
+                f"t{at}", num_rows, dim, dtype, initializer=initializer, seed=seed, layout=layout
+            )
+            backend.create_table(spec)
+            row_ids = np.arange(num_rows, dtype=np.int64)
+            wanted = np.array(initializer(row_ids, (dim,), spec.dtype, seed), spec.dtype)
+            assert_agree(np.array(raw_rows(backend, spec.name, None)), wanted, "rows")
+
+    @each_dtype
+    def test_create_fills_slots(self, twins: Twins, dtype: str) -> None:
+        """Slots begin as the optimizer says: from numbers, arrays, initializers or the rows."""
+        spec = twins.create(make_spec("t", 11, 4, self._need(dtype), Probe()))
+        assert twins.raw("t", "velocities").shape == (11, 4)
+        assert twins.raw("t", "peaks").shape == (11, 1)
+        assert twins.raw("t", "halves").dtype == np.float16
+        assert twins.raw("t", "velocities").dtype == working_dtype(spec.dtype)
+        spec = twins.create(make_spec("declared", 11, 4, dtype, Declared(11, 4)))
+        ids, elements = np.arange(11), np.arange(44.0).reshape(11, 4)
+        seed, value = derived_seed(spec.seed, "normals"), working_dtype(spec.dtype)
+        wanted: dict[str, NDArray[Any]] = {
+            "constants": np.full((11, 4), 0.5, value),
+            "normals": Normal()(ids, (4,), value, seed),
+            "numbers": (1000 + ids[:, None]).astype(np.float32),
+            "elements": (elements / 4).astype(spec.dtype),
+            "halves": (elements[:, :1] - 1.5).astype(np.float16),
+        }
+        for slot, array in wanted.items():
+            assert_agree(twins.raw("declared", slot), array, f"values of slot {slot!r}: values")
+        twins.create(make_spec("from rows", 11, 4, dtype, FromRows()))
+        doubles = 2 * twins.raw("from rows").astype(value)
+        assert_agree(twins.raw("from rows", "doubles"), doubles, "a slot made from rows: values")
+        assert_agree(
+            twins.raw("from rows", "numbers"),
+            ids[:, None].astype(np.float32),
+            "their numbers: values",
+        )
+        twins.check_storage()
+
+    def test_create_that_fails_changes_nothing(self, twins: Twins) -> None:
+        """An initializer's error comes through, and the name is free as before."""
+        twins.create(make_spec("other", 9, 2, optimizer=Probe()))
+
+        def failing(rows: Any, row_shape: Any, dtype: Any, seed: int) -> Any:
+            raise ArithmeticError("no value for these rows")
+
+        with pytest.raises(ArithmeticError, match="no value for these rows"):
+            twins.backend.create_table(make_spec("t", 50, 4, initializer=failing))
+        twins.check_storage()
+        twins.create(make_spec("t", 6, 3, optimizer=Probe()))
+        twins.check_storage()
+        twins.check_reads()
+
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            {"placement": "table"},
+            {"placement": "column"},
+            {"placement": "replicated"},
+            {"exchange": "partial"},
+        ],
+        ids=str,
+    )
+    def test_other_placements_and_exchanges_work_or_are_refused(
+        self, twins: Twins, rng: np.random.Generator, fields: dict[str, Any]
+    ) -> None:
+        """What a backend cannot do it says, naming the table and the value; nothing is ignored."""
+        (value,) = fields.values()
+        spec = make_spec("t", 20, 4, optimizer=Probe(), **fields)
+        refusal = None
+        try:
+            twins.backend.create_table(spec)
+        except ShardcoreError as error:
+            refusal = str(error)
+        if refusal is not None:
+            assert "'t'" in refusal, "the message must name the table"
+            assert repr(value) in refusal, "the message must show the value"
+            assert twins.backend.specs == {}
+            return
+        twins.model.create_table(spec)
+        bags = make_bags(rng, spec, 12)
+        if spec.exchange == "partial":  # its sums have an order of their own
+            batches = [TableBatch("t", (bags,)) for _ in range(2)]
+            ours = looked_up(twins.backend, batches[:1])[0][0]
+            expected = twins.model.lookup(batches[1:])[0][0]
+            np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-6)
+            return
+        (looked,) = twins.lookup(("t", [bags]), training=True)
+        twins.apply((looked, [gradient_of(rng, spec, bags)]), step=1)
+
+    def test_other_dtypes_are_refused(self, backend: Backend) -> None:
+        """A dtype the backend has no tables of is an error that names it and the table."""
+        others = [dtype for dtype in TABLE_DTYPES if dtype not in self.dtypes]
+        if not others:
+            pytest.skip("the backend has tables of every dtype")
+        for dtype in others:
+            if dtype == "bfloat16":
+                pytest.importorskip("ml_dtypes")
+            with pytest.raises(ShardcoreError) as caught:
+                backend.create_table(make_spec("t", 4, 2, dtype))
+            assert "'t'" in str(caught.value), "the message must name the table"
+            assert dtype in str(caught.value), "the message must name the dtype"
+            assert backend.specs == {}
+
+    def test_drop_forgets_that_table_only(self, twins: Twins) -> None:
+        """A dropped name can be created anew, with another shape and fresh slots."""
+        twins.create(make_spec("a", 10, 4, optimizer=Probe()))
+        twins.create(make_spec("b", 10, 4, optimizer=Probe(), seed=8))
+        twins.scatter("a", None, np.array([3]), np.full((1, 4), 9, np.float32))
+        twins.scatter("b", "peaks", np.array([3]), np.full((1, 1), 9, np.float32))
+        twins.drop("a")
+        twins.check_storage()
+        twins.create(make_spec("a", 7, 6, optimizer=Probe()))
+        twins.check_storage()
+        twins.check_reads()
