@@ -17,7 +17,8 @@ BARE_PEERS ?= fbgemm-gpu-cpu==1.8.0 jax_tpu_embedding==0.1.0
 .PHONY: demo test test-pjrt test-peers test-clone test-long compile-tpu mutants lint bench clean
 
 # Installations are editable: what is Python runs as it is now; what is compiled is watched here.
-COMPILED := $(shell find shardcore plugins -name '*.p[yx][xdi]' -o -name '*.h')
+# The version is one in the metadata too, which an installation copies.
+COMPILED := shardcore/__init__.py $(shell find shardcore plugins -name '*.p[yx][xdi]' -o -name '*.h')
 
 .venv-demo/ready: pyproject.toml setup.py $(COMPILED)
 	$(PYTHON) -m venv .venv-demo
