@@ -36,6 +36,8 @@ def describe() -> list[str]:
     for name, backend in registry.backends().items():
         state = "available" if backend.available else f"unavailable: {backend.reason}"
         lines.append(f"  {name}: {state} (from {backend.provider})")
+        if backend.available and backend.capabilities is not None:
+            lines.append(f"    {backend.capabilities.described()}")
     lines.append("plugins")
     lines += [f"  {plugin}" for plugin in registry.plugins()]
     return lines

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from shardcore.backend import Capabilities
 from shardcore.plugins import BackendSpec, hookimpl
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ __all__ = ["shardcore_backends"]
 @hookimpl
 def shardcore_backends() -> Iterator[BackendSpec]:
     """Provide the backend ``"cpu"``."""
-    yield BackendSpec("cpu", factory=_make)
+    yield BackendSpec("cpu", factory=_make, capabilities=Capabilities())
 
 
 def _make() -> CpuBackend:

@@ -35,23 +35,20 @@ class CpuBackend(Backend):
     """
 
     name = "cpu"
-    quantizes = True
 
     def __init__(self) -> None:
         super().__init__()
         self._tables: dict[str, StoreTable] = {}
         self._changes = Mutex()  # one change at a time; lookups go on until rows are written
 
-    def create_table(self, spec: TableSpec) -> None:
-        """Create rows and slots, aligned, on huge pages where the system has them."""
+    def make_table(self, spec: TableSpec) -> None:
+        """Make rows and slots, aligned, on huge pages where the system has them."""
         table = StoreTable(spec.num_rows, spec.dim, spec.dtype, spec.optimizer)
         table.initialise(spec.initializer, range(spec.num_rows), spec.seed)
         self._tables[spec.name] = table
-        self.specs[spec.name] = spec
 
-    def drop_table(self, table: str) -> None:
+    def remove_table(self, table: str) -> None:
         """Forget a table; its memory goes with the last view of it."""
-        self.specs.pop(table, None)  # a creation that was cut short leaves one of them
         self._tables.pop(table, None)
 
     def gather(self, table: str, slot: str | None, rows: NDArray[np.int64]) -> NDArray[Any]:
@@ -89,7 +86,8 @@ class CpuBackend(Backend):
 
     def _lookup_own(self, batch: TableBatch) -> list[NDArray[Any]]:
         if self.specs[batch.table].quantization is not None:
-            return self._lookup_table(batch)  # copies of the rows are rounded before they are added
+            # Copies of the rows are rounded before they are added.
+            return super().lookup([batch])[0]
         table = self._tables[batch.table]
         return [
             table.lookup(bags.ids, bags.row_splits, bags.weights, bags.divisors)
@@ -109,11 +107,12 @@ class CpuBackend(Backend):
         for update in updates:
             batch = update.batch
             gradients = [gradient for gradient in update.gradients if gradient is not None]
-            if len(gradients) == len(batch.features):
+            if len(gradients) == len(batch.features) and batch.route is not None:
                 routes.append(batch.route)
                 active.append((batch.features, gradients))
                 continue
-            # A feature without a gradient must leave its rows alone: sort again without it.
+            # A feature without a gradient must leave its rows alone: sort again without it. A batch
+            # made of several lookups was not sorted yet.
             features = [
                 bags for bags, used in zip(batch.features, update.active, strict=True) if used
             ]

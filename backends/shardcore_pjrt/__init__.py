@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from shardcore.plugins import BackendSpec, CommandSpec, hookimpl
+from shardcore_pjrt.capabilities import CAPABILITIES
 
 if TYPE_CHECKING:
     import jax
@@ -23,8 +24,8 @@ __all__ = ["shardcore_backends", "shardcore_commands"]
 @hookimpl
 def shardcore_backends() -> Iterator[BackendSpec]:
     """Provide the backends ``"pjrt"`` and ``"tpu"``, which is the former on the platform TPU."""
-    yield BackendSpec("pjrt", factory=_make, unavailable=partial(_unavailable, "cpu"))
-    yield BackendSpec("tpu", factory=_make_tpu, unavailable=partial(_unavailable, "tpu"))
+    for name, make, platform in (("pjrt", _make, "cpu"), ("tpu", _make_tpu, "tpu")):
+        yield BackendSpec(name, make, partial(_unavailable, platform), CAPABILITIES)
 
 
 @hookimpl

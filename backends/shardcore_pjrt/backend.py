@@ -20,10 +20,11 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from numpy.typing import NDArray
 
-from shardcore.backend import Backend, TableBatch, TableSpec, TableUpdate, Together
-from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
+from shardcore.backend import Backend, NotFinite, ProcessGroup, TableBatch, TableSpec, TableUpdate
+from shardcore.errors import ShardcoreValueError
 from shardcore.sharding import Layout
 from shardcore.store import changed_here, rounds_by_chance, step_seed
+from shardcore_pjrt.capabilities import CAPABILITIES
 from shardcore_pjrt.device_table import DeviceTable
 from shardcore_pjrt.mesh.batch_parts import access_parts, batch_parts, table_parts, update_parts
 from shardcore_pjrt.mesh.geometry import Geometry
@@ -48,7 +49,6 @@ from shardcore_pjrt.routing.update_route import UpdateRoute, route_update
 
 __all__ = ["PjrtBackend"]
 
-_SUPPORTED = ("float32", "float16", "bfloat16")
 _TPU_LANES = 128
 
 
@@ -97,8 +97,7 @@ class PjrtBackend(Backend):
     """
 
     name = "pjrt"
-    quantizes = True
-    device_arrays = True
+    capabilities = CAPABILITIES
 
     def __init__(
         self,
@@ -128,6 +127,9 @@ class PjrtBackend(Backend):
                 f"devices must hold at least one of this process, which is process {own}: "
                 f"those given are of process {', '.join(map(str, self._processes.numbers))}"
             )
+        if self._processes.several:  # none has all of a table
+            placements = tuple(one for one in CAPABILITIES.placements if one != "table")
+            self.capabilities = dataclasses.replace(CAPABILITIES, placements=placements)
         if self._processes.several and platform == "cpu":
             _warn_without_time_limit()
         self._programs = Programs()
@@ -137,7 +139,7 @@ class PjrtBackend(Backend):
         self._lock = self._processes.lock if self._processes.several else threading.RLock()
 
     @property
-    def together(self) -> Together | None:
+    def process_group(self) -> ProcessGroup | None:
         """The processes that hold the tables, if there are several."""
         return self._processes if self._processes.several else None
 
@@ -170,44 +172,18 @@ class PjrtBackend(Backend):
 
     # --- tables ----------------------------------------------------------------------------------
 
-    def create_table(self, spec: TableSpec) -> None:
-        """Create rows and slots on the devices.
+    def make_table(self, spec: TableSpec) -> None:
+        """Make rows and slots on the devices.
 
         Constants are filled in there; other initial values are made on the host, in pieces, since
         they are the same to the bit on every backend.
 
         Raises
         ------
-        ShardcoreTypeError
-            If the table or a slot is of float64, which JAX has not unless all of the program
-            changes to it.
         ShardcoreValueError
-            If it is to exchange partial sums, or a shard has 2**31 rows or more; or, over several
-            processes, if it is to lie on one device, or is another table in another process.
+            If a shard has 2**31 rows or more; or, over several processes, if it is another table in
+            another process.
         """
-        if spec.dtype.name not in _SUPPORTED:
-            raise ShardcoreTypeError(
-                f"table {spec.name!r} must be of {', '.join(_SUPPORTED[:-1])} or {_SUPPORTED[-1]} "
-                f"on backend {self.name!r}, got {spec.dtype.name}"
-            )
-        for slot in spec.optimizer.slots if spec.optimizer is not None else ():
-            dtype = slot.storage_dtype(spec.dtype)
-            if dtype.name not in _SUPPORTED:
-                raise ShardcoreTypeError(
-                    f"slot {slot.name!r} of table {spec.name!r} must be of "
-                    f"{', '.join(_SUPPORTED[:-1])} or {_SUPPORTED[-1]} on backend {self.name!r}, "
-                    f"got {dtype.name}"
-                )
-        if spec.exchange != "exact":
-            raise ShardcoreValueError(
-                f"table {spec.name!r} must have exchange 'exact' on backend {self.name!r}, "
-                f"got {spec.exchange!r}"
-            )
-        if spec.placement == "table" and self._processes.several:
-            raise ShardcoreValueError(
-                f"table {spec.name!r} must have placement 'row', 'column' or 'replicated' on "
-                f"devices of {len(self._processes.numbers)} processes, got 'table'"
-            )
         with self._lock:
             options = repr((self.platform, self._lanes, self._exchange))
             self._processes.agree(
@@ -223,7 +199,6 @@ class PjrtBackend(Backend):
             except ShardcoreValueError as error:
                 raise ShardcoreValueError(f"table {spec.name!r}: {error}") from error
             self._tables[spec.name] = DeviceTable(mesh, geometry, spec, self._programs)
-            self.specs[spec.name] = spec
 
     def _emptiest(self) -> jax.Device:
         """Return the device that holds the fewest bytes; the first of several."""
@@ -234,23 +209,14 @@ class PjrtBackend(Backend):
                 held[device] += share
         return min(held, key=lambda device: held[device])
 
-    def drop_table(self, table: str) -> None:
+    def remove_table(self, table: str) -> None:
         """Forget a table; its memory goes with the last program that uses it."""
         with self._lock:
-            del self._tables[table]
-            del self.specs[table]
-
-    def reseed(self, table: str, seed: int) -> None:
-        """Give a table another seed, from its next update on."""
-        with self._lock:
-            super().reseed(table, seed)
-            held = self._tables[table]
-            held.spec = dataclasses.replace(held.spec, seed=seed)
+            self._tables.pop(table, None)
 
     def gather(self, table: str, slot: str | None, rows: NDArray[np.int64]) -> NDArray[Any]:
         """Return copies of rows in request order."""
         with self._lock:
-            self._refusals.settle()
             self._processes.agree("gather", access_parts(table, slot, rows))
             return self._tables[table].gather(slot, rows)
 
@@ -259,7 +225,6 @@ class PjrtBackend(Backend):
     ) -> None:
         """Overwrite distinct rows."""
         with self._lock:
-            self._refusals.settle()
             self._processes.agree("scatter", access_parts(table, slot, rows, values))
             self._tables[table].scatter(slot, rows, values)
 
@@ -273,7 +238,6 @@ class PjrtBackend(Backend):
         """
         prepared = [self._looked_up(batch) for batch in batches]
         with self._lock:
-            self._refusals.settle()
             self._processes.agree("lookup", batch_parts(batches))
             found = [
                 [
@@ -334,14 +298,11 @@ class PjrtBackend(Backend):
 
         Raises
         ------
-        UpdateRefusedError
-            If an earlier update was refused.
         ShardcoreValueError
             If a gradient lies on some, but not all, of the devices of several processes.
         """
         routes = [self._route_of(update) for update in updates]
         with self._lock:
-            self._refusals.settle()
             self._processes.agree("apply", update_parts(updates))
             held = [self._with_gradients_at_hand(update) for update in updates]
             go = self._refusals.test(held)
@@ -363,6 +324,11 @@ class PjrtBackend(Backend):
         for routed in routes:
             self.count_unique_rows(routed.route.unique_rows)
 
+    def check_updates(self, wait: bool) -> NotFinite | None:
+        """Report a gradient that was not finite, and how many updates did nothing; once."""
+        with self._lock:
+            return self._refusals.report(wait)
+
     def _with_gradients_at_hand(self, update: TableUpdate) -> TableUpdate:
         """Return an update whose gradients on devices are on all devices of the mesh."""
         gradients = []
@@ -370,9 +336,9 @@ class PjrtBackend(Backend):
             if isinstance(gradient, jax.Array):
                 held = gradient.sharding.device_set
                 if self._processes.several and held != set(self.mesh.devices.flat):
-                    name = update.unchecked[at] or f"gradient {at} of table {update.batch.table!r}"
                     raise ShardcoreValueError(
-                        f"{name} must lie on all {self.num_hosts} devices of the backend's mesh, "
+                        f"gradient {at} of table {update.batch.table!r} must lie on all "
+                        f"{self.num_hosts} devices of the backend's mesh, "
                         f"or be of this process alone: it lies on {len(held)} devices of several"
                     )
                 gradient = on_mesh(gradient, self.mesh)
@@ -382,7 +348,6 @@ class PjrtBackend(Backend):
     def weight_dots(self, update: TableUpdate) -> list[NDArray[Any] | None]:
         """Return, per feature with a gradient, each occurrence's row times its bag's gradient."""
         with self._lock:
-            self._refusals.settle()
             self._processes.agree("weight_dots", update_parts([update]))
             held = self._with_gradients_at_hand(update)
             show = resharding_program(whole(self.mesh))
@@ -442,7 +407,7 @@ class PjrtBackend(Backend):
             spec, seed = table.spec, 0
             assert spec.optimizer is not None, "the engine trains tables with an optimizer only"
             if rounds_by_chance(spec.optimizer, spec.dtype):
-                seed = step_seed(spec.seed, update.step)
+                seed = step_seed(self.specs[spec.name].seed, update.step)
             names.append([])
             for number in (
                 np.array(update.hyper, np.float32),
@@ -469,20 +434,13 @@ class PjrtBackend(Backend):
             for lookups, updates, reads and writes; each is compiled once per process.
         """
         with self._lock:
-            self._refusals.settle()
             return {**super().counters(), "programs": self._programs.distinct}
 
-    def begin_restore(self) -> None:
-        """Hear of a refused update now, not in the midst of the restore."""
-        with self._lock:
-            self._refusals.settle()
-
     def close(self) -> None:
-        """Give the tables back; raises if the last update was refused."""
+        """Give the tables back."""
         with self._lock:
             self._tables.clear()
             super().close()
-            self._refusals.settle()
 
 
 def _warn_without_time_limit() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from shardcore.backend import Capabilities
 from shardcore.plugins import BackendSpec, CommandSpec, hookimpl
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ __all__ = ["shardcore_backends", "shardcore_commands"]
 @hookimpl
 def shardcore_backends() -> Iterator[BackendSpec]:
     """Provide the backend ``"sim"``."""
-    yield BackendSpec("sim", factory=_make)
+    yield BackendSpec("sim", factory=_make, capabilities=Capabilities())
 
 
 @hookimpl

@@ -100,8 +100,8 @@ class SimBackend(Backend):
     Notes
     -----
     A call that fails for want of a message has changed nothing and can be made again. When a host
-    is lost its rows are gone: every later call raises, until `begin_restore`, a write of every row
-    of every table and slot, and `end_restore`.
+    is lost its rows are gone: every later call raises, until every row of every table and slot was
+    written in the context `restoring`.
 
     Examples
     --------
@@ -111,7 +111,6 @@ class SimBackend(Backend):
     """
 
     name = "sim"
-    quantizes = True
 
     def __init__(
         self,
@@ -161,8 +160,8 @@ class SimBackend(Backend):
 
     # --- tables ----------------------------------------------------------------------------------
 
-    def create_table(self, spec: TableSpec) -> None:
-        """Create each host's rows and slots in a store of its own.
+    def make_table(self, spec: TableSpec) -> None:
+        """Make each host's rows and slots in a store of its own.
 
         Raises
         ------
@@ -181,7 +180,6 @@ class SimBackend(Backend):
         placement = place(spec, layout)
         placement.create()
         self._tables[spec.name] = placement
-        self.specs[spec.name] = spec
         self._host_bytes[spec.name] = sizes
 
     def _check_memory(self, spec: TableSpec, held: Sequence[int], sizes: Sequence[int]) -> None:
@@ -193,19 +191,13 @@ class SimBackend(Backend):
                     f"holds {before} and would need {size} more"
                 )
 
-    def drop_table(self, table: str) -> None:
+    def remove_table(self, table: str) -> None:
         """Forget a table on every host."""
-        uninterrupted(self._changing.run, self._drop, table)
+        uninterrupted(self._changing.run, self._remove, table)
 
-    def _drop(self, table: str) -> None:
-        for tables in (self._host_bytes, self.specs, self._tables):
-            tables.pop(table, None)  # a creation that was cut short leaves some of them
-
-    def reseed(self, table: str, seed: int) -> None:
-        """Give a table another seed, from its next update on."""
-        super().reseed(table, seed)
-        placement = self._tables[table]
-        placement.spec = replace(placement.spec, seed=seed)
+    def _remove(self, table: str) -> None:
+        self._host_bytes.pop(table, None)
+        self._tables.pop(table, None)
 
     def gather(self, table: str, slot: str | None, rows: NDArray[np.int64]) -> NDArray[Any]:
         """Return copies of rows in request order."""
@@ -251,12 +243,24 @@ class SimBackend(Backend):
     def _break(self, reason: str) -> None:
         self._broken, self._restored = reason, None
 
-    def begin_restore(self) -> None:
+    @contextlib.contextmanager
+    def restoring(self) -> Iterator[None]:
         """Let a broken cluster, whose lost hosts have been replaced, be written to.
 
         On one that is not broken it does nothing.
+
+        Raises
+        ------
+        ShardcoreRuntimeError
+            On leaving, if a row of a table or slot was not written; the cluster stays broken, as
+            it does where an error ends the context.
         """
         self._changing.run(self._begin_restore)
+        try:
+            yield
+            self._changing.run(self._end_restore)
+        finally:
+            self._restored = None
 
     def _begin_restore(self) -> None:
         if self._broken is not None:
@@ -269,22 +273,11 @@ class SimBackend(Backend):
                 )
             }
 
-    def end_restore(self) -> None:
-        """Declare a cluster that was broken whole again.
-
-        Raises
-        ------
-        ShardcoreRuntimeError
-            If a row of a table or slot was not written since `begin_restore`, or that was not
-            called; the cluster stays broken.
-        """
-        self._changing.run(self._end_restore)
-
     def _end_restore(self) -> None:
-        if self._broken is None:
-            return
         if self._restored is None:
-            raise ShardcoreRuntimeError("end_restore came without begin_restore")
+            if self._broken is not None:  # by a loss of another host meanwhile
+                self._check_whole()
+            return
         for (table, slot), written in self._restored.items():
             if not written.all():
                 what = f"table {table!r}" if slot is None else f"slot {slot!r} of {table!r}"
@@ -303,9 +296,8 @@ class SimBackend(Backend):
 
     def _look_up(self, call: Call, batch: TableBatch) -> list[NDArray[Any]]:
         placement = self._tables[batch.table]
-        cuts = [shares(bags, self._hosts) for bags in batch.features]
-        found = _cut(batch, cuts, placement.lookup_layout)
-        route = Route(cuts, found, found)
+        route = self._cut(batch, placement.lookup_layout)
+        cuts = route.shares
         for host in range(self._hosts):
             ids = sum(cut[host].ids.stop - cut[host].ids.start for cut in cuts)
             row = placement.spec.dim * placement.spec.dtype.itemsize
@@ -319,6 +311,23 @@ class SimBackend(Backend):
             route.merged = self._merge(call, batch, route, (True,) * len(cuts), told=True)
         batch.route = route
         return activations
+
+    def _cut(self, batch: TableBatch, layout: Layout) -> Route:
+        """Return how a batch is cut by host, and by the shards of a layout."""
+        cuts = [shares(bags, self._hosts) for bags in batch.features]
+        found = _cut(batch, cuts, layout)
+        return Route(cuts, found, found)
+
+    def _route_of(self, batch: TableBatch) -> Route:
+        """Return a batch's route; one that was not looked up as it is gets a new one."""
+        if batch.route is not None:
+            known: Route = batch.route
+            return known
+        placement = self._tables[batch.table]
+        route = self._cut(batch, placement.lookup_layout)
+        if placement.update_layout is not placement.lookup_layout:
+            route.found_to_update = _cut(batch, route.shares, placement.update_layout)
+        return route
 
     def _fetched(
         self, call: Call, placement: Placement, batch: TableBatch, route: Route
@@ -458,14 +467,17 @@ class SimBackend(Backend):
         self, call: Call, placement: Placement, update: TableUpdate
     ) -> tuple[list[Write], int]:
         """Return what one table's update writes on each host, and how many rows it touches."""
-        batch, active, route = update.batch, update.active, update.batch.route
+        batch, active, route = update.batch, update.active, self._route_of(update.batch)
         merged = route.merged
-        if not all(active):
+        if merged is None or not all(active):
             merged = self._merge(call, batch, route, active, told=False)
         gradients = [
             None if gradient is None else scaled(bags, gradient)
             for bags, gradient in zip(batch.features, update.gradients, strict=True)
         ]
+        seed = self.specs[batch.table].seed
+        if placement.spec.seed != seed:  # a restore has given the table another
+            placement.spec = replace(placement.spec, seed=seed)
         optimizer = placement.spec.optimizer
         assert optimizer is not None, "the engine trains tables with an optimizer only"
         writes: list[Write] = []
@@ -511,7 +523,7 @@ class SimBackend(Backend):
 
     def weight_dots(self, update: TableUpdate) -> list[NDArray[Any] | None]:
         """Return each id's row, as it is now, times its bag's gradient."""
-        batch, route = update.batch, update.batch.route
+        batch, route = update.batch, self._route_of(update.batch)
         placement = self._tables[batch.table]
         pooled = placement.spec.exchange == "partial"
         multiply: Multiply = placement.dots if pooled else placement.dots_of_fetched

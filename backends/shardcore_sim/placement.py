@@ -103,8 +103,7 @@ def home_layout(spec: TableSpec, hosts: int, held: Sequence[int]) -> Layout:
     if spec.placement == "table":
         host = min(range(hosts), key=lambda one: held[one])
         return Layout.from_sizes([spec.num_rows if one == host else 0 for one in range(hosts)])
-    make = Layout.mod if spec.layout == "mod" else Layout.div
-    return make(spec.num_rows, hosts)
+    return Layout.of(spec.layout, spec.num_rows, hosts)
 
 
 class Placement(ABC):

@@ -2,16 +2,20 @@
 
 ::
 
-    base            `Backend`, and the contract in its docstring
-    messages        tables, bags and updates as a backend is given them
-    gradients       gradients of bags to gradients of rows
-    quantization    the rounding of rows that are looked up
-    process_group   several processes that hold tables together
+    base             `Backend`, and the contract in its docstring
+    capabilities     what a backend can do, declared
+    messages         tables, bags and updates as a backend is given them; what it reports
+    initial_values   the rows and slots of a new table
+    from_rows        lookups and updates out of `gather` and `scatter` alone
+    gradients        gradients of bags to gradients of rows
+    quantization     the rounding of rows that are looked up
+    process_group    several processes that hold tables together
 """
 
 from __future__ import annotations
 
 from shardcore.backend.base import Backend
+from shardcore.backend.capabilities import Capabilities
 from shardcore.backend.gradients import (
     gains_of,
     gradient_rows,
@@ -21,25 +25,30 @@ from shardcore.backend.gradients import (
     sorted_rows,
     sorted_rows_of_tables,
 )
-from shardcore.backend.messages import FeatureBags, TableBatch, TableSpec, TableUpdate
-from shardcore.backend.process_group import Part, Read, Together
+from shardcore.backend.initial_values import initial_arrays, initial_blocks
+from shardcore.backend.messages import FeatureBags, NotFinite, TableBatch, TableSpec, TableUpdate
+from shardcore.backend.process_group import Part, ProcessGroup, Read
 from shardcore.backend.quantization import QuantizationConfig
 
 __all__ = [
     "Backend",
-    "TableSpec",
+    "Capabilities",
     "FeatureBags",
+    "NotFinite",
+    "Part",
+    "ProcessGroup",
+    "QuantizationConfig",
+    "Read",
     "TableBatch",
+    "TableSpec",
     "TableUpdate",
     "gains_of",
     "gradient_rows",
     "gradient_rows_of_tables",
+    "initial_arrays",
+    "initial_blocks",
     "joined_gains",
     "scaled",
     "sorted_rows",
     "sorted_rows_of_tables",
-    "QuantizationConfig",
-    "Together",
-    "Part",
-    "Read",
 ]

@@ -6,19 +6,19 @@ A backend holds tables: rows and, for tables with an optimizer, the slots the op
 named by it. The engine decides everything else (which ids are valid, how bags are divided, which
 learning rate holds) and speaks to the backend in whole batches.
 
-Four methods make a backend: `create_table`, `drop_table`, `gather` and `scatter`. The base class
+Four methods make a backend: `make_table`, `remove_table`, `gather` and `scatter`. The base class
 builds the others from them, over the same kernels as the embedded backend, and gives the same
-results; a backend overrides them for speed.
+results; a backend overrides them for speed. `create_table`, `drop_table` and `reseed` are the base
+class's alone: it keeps `specs`, and refuses tables that `capabilities` rule out.
 
 * Rows are global everywhere: where a row lives is the backend's business. `layout` tells it.
 * ``slot=None`` means the weights, a name that optimizer slot; row slots have one column.
 * Rows of `scatter` are distinct. All row numbers are int64, checked, in range.
-* `lookup` and `apply` are given all tables of a batch in one call. `apply` gets the very
-  `TableBatch` objects that `lookup` got, whose ``route`` is the backend's to use.
+* `lookup` and `apply` are given all tables of a batch in one call. `apply` gets the `TableBatch`
+  objects that `lookup` got, whose ``route`` is the backend's to use; or one that was made of
+  several lookups, whose ``route`` is None: then the backend works it out.
 * Lookups, and `weight_dots`, see rows as ``specs[table].as_looked_up(rows)`` returns them: rounded,
-  for tables with a quantization. `gather`, `read` and `apply` see what is stored. The base class
-  does so; a backend that overrides `lookup` and does so too says it with ``quantizes = True``, and
-  is given no such table otherwise.
+  for tables with a quantization. `gather`, `read` and `apply` see what is stored.
 * Sums have one order, on every backend: a bag in occurrence order; a row's gradient in (feature,
   global bag, position) order, runs above 4,096 occurrences in blocks of 4,096 counted from the
   first, blocks added in order.
@@ -26,13 +26,13 @@ results; a backend overrides them for speed.
   is computed for all tables before a row of any changes.
 * Calls may come from several threads; a lookup sees each row wholly before or after an update. The
   engine makes calls that change something in a thread in which no signal handler runs, while the
-  caller's waits for it (`shardcore.store.work.uninterrupted`); `calling_thread` of
-  `shardcore.store.lock` tells the caller's.
+  caller's waits for it (`shardcore.store.uninterrupted`); `shardcore.store.calling_thread` tells
+  the caller's.
 * After `close` nothing is called any more.
 
 Arrays on a device
 ------------------
-A backend whose tables live on a device says ``device_arrays = True``. Its `lookup` may then return
+A backend whose tables live on a device may declare ``device_arrays``. Its `lookup` may then return
 arrays of its own kind, (bags, dim) of the working dtype, with ``shape``, ``dtype`` and ``reshape``,
 which `numpy.asarray` reads; callers get them as they are. And it may know such arrays again as
 gradients, by `takes_gradient`: the engine checks their shape and that they are of one of the four
@@ -40,24 +40,18 @@ float dtypes, reshapes them to (bags, dim), and hands them on in their own dtype
 copies them, not for a pipeline either, so such arrays must be immutable.
 
 Whether their values are finite, the backend tests as part of the update, where
-``TableUpdate.unchecked`` holds a path; `apply` may return before that is known. A batch with a
-value that is not finite in the working dtype does nothing, for all of its tables, and no more does
-any batch after it, until the backend has told so: its next call raises `UpdateRefusedError`, with
-the text of ``TableUpdate.not_finite`` for the first such value, and with ``updates``, how many
-`apply` that returned did nothing. The call that raises has done nothing either, and is not counted
-among them. `lookup` and `apply` may leave it to a later call rather than wait for the device; all
-others wait, but for `create_table`, `drop_table`, `reseed`, `layout` and `takes_gradient`, which
-never raise it. `begin_restore` does, so that a restore is not cut short, and `close`, once all is
-given back. It is raised once, in whichever thread calls, and the backend then works as before.
+``TableUpdate.check`` asks for it; `apply` may return before that is known. A batch with a value
+that is not finite in the working dtype does nothing, for all of its tables, and no more does any
+batch after it, until `check_updates` has reported it. The engine asks for the report before and
+after its calls, puts it into words, and raises.
 
-The base class reads such gradients by `numpy.asarray`, tests them first, and raises at once.
+The base class reads such gradients by `numpy.asarray`.
 
 Examples
 --------
 A whole backend, tables in a dictionary of NumPy arrays:
 
->>> from shardcore.optimizer.slot_values import initial_slots
->>> from shardcore.initializers import fill
+>>> from shardcore.backend import Backend, FeatureBags, TableBatch, TableSpec, initial_arrays
 >>> class Dictionary(Backend):
 ...     name = "dictionary"
 ...
@@ -65,27 +59,18 @@ A whole backend, tables in a dictionary of NumPy arrays:
 ...         super().__init__()
 ...         self._arrays = {}
 ...
-...     def create_table(self, spec):
-...         rows = np.empty((spec.num_rows, spec.dim), spec.dtype)
-...         fill(rows, spec.initializer, range(spec.num_rows), spec.seed)
-...         self._arrays[spec.name, None] = rows
-...         numbers = range(spec.num_rows)
-...         for name, slot in initial_slots(spec.optimizer, rows, numbers, spec.seed).items():
-...             self._arrays[spec.name, name] = slot
-...         self.specs[spec.name] = spec
+...     def make_table(self, spec):
+...         self._arrays[spec.name] = initial_arrays(spec)
 ...
-...     def drop_table(self, table):
-...         del self.specs[table]
-...         for key in [key for key in self._arrays if key[0] == table]:
-...             del self._arrays[key]
+...     def remove_table(self, table):
+...         self._arrays.pop(table, None)
 ...
 ...     def gather(self, table, slot, rows):
-...         return self._arrays[table, slot][rows]
+...         return self._arrays[table][slot][rows]
 ...
 ...     def scatter(self, table, slot, rows, values):
-...         self._arrays[table, slot][rows] = values
+...         self._arrays[table][slot][rows] = values
 
->>> from shardcore.backend import FeatureBags
 >>> from shardcore.initializers import RowId
 >>> backend = Dictionary()
 >>> backend.create_table(TableSpec("t", 5, 2, np.dtype("float32"), RowId(), 0))
@@ -100,28 +85,21 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardcore.backend.gradients import gradient_rows, sorted_rows
-from shardcore.backend.messages import TableBatch, TableSpec, TableUpdate
-from shardcore.backend.process_group import Together
-from shardcore.dtypes import working_dtype
-from shardcore.errors import ShardcoreTypeError, UpdateRefusedError
+from shardcore.backend.capabilities import Capabilities
+from shardcore.backend.from_rows import dots_from_rows, lookup_from_rows, read_gradients, staged
+from shardcore.backend.messages import NotFinite, TableBatch, TableSpec, TableUpdate
+from shardcore.backend.process_group import ProcessGroup
+from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
 from shardcore.sharding.layout import Layout
-from shardcore.store.occurrences import every_row
-from shardcore.store.rounding import narrowed
-from shardcore.store.segment_reduce import reduce_bags, row_dots
-from shardcore.store.update import updated
 from shardcore.store.work import uninterrupted
 
 __all__ = ["Backend"]
-
-
-_Write = tuple[str, str | None, NDArray[np.int64], NDArray[Any]]
-"""The arguments of a `Backend.scatter`."""
 
 
 class Backend(ABC):
@@ -131,17 +109,104 @@ class Backend(ABC):
     ----------
     name : str
         The name it is asked for by.
-    device_arrays : bool, default False
-        Whether it deals in arrays of its own kind: see "Arrays on a device" above.
+    capabilities : Capabilities
+        What tables it can have, and which arrays it deals in; all that the base class can, unless
+        the class or the object has another. Tables beyond it are refused.
     specs : dict of table name -> TableSpec
-        The tables it holds; `create_table` adds to it, `drop_table` takes away.
+        The tables it holds.
     """
 
     name: ClassVar[str]
-    device_arrays: ClassVar[bool] = False
+    capabilities: Capabilities = Capabilities()
+
+    def __init__(self) -> None:
+        self.specs: dict[str, TableSpec] = {}
+        self._unique_rows = 0
+        self._refused: NotFinite | None = None
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise ShardcoreTypeError(
+            f"backend {self.name!r} cannot be copied or pickled: it owns its tables; get another "
+            "one, and move tables by a checkpoint"
+        )
+
+    # --- what every backend writes ---------------------------------------------------------------
+
+    @abstractmethod
+    def make_table(self, spec: TableSpec) -> None:
+        """Make rows and slots with their initial values.
+
+        `shardcore.backend.initial_arrays` and `initial_blocks` give these.
+        """
+
+    @abstractmethod
+    def remove_table(self, table: str) -> None:
+        """Give a table back; one that `make_table` did not finish, or did not begin, too."""
+
+    @abstractmethod
+    def gather(self, table: str, slot: str | None, rows: NDArray[np.int64]) -> NDArray[Any]:
+        """Return copies of rows, (len(rows), dim) or (len(rows), 1), in request order."""
+
+    @abstractmethod
+    def scatter(
+        self, table: str, slot: str | None, rows: NDArray[np.int64], values: NDArray[Any]
+    ) -> None:
+        """Overwrite distinct rows with values of the same dtype."""
+
+    # --- what the base class keeps ---------------------------------------------------------------
+
+    def check_table(self, spec: TableSpec) -> None:
+        """Raise unless the backend can have such a table.
+
+        Raises
+        ------
+        ShardcoreTypeError, ShardcoreValueError
+            If `capabilities` rule it out.
+        """
+        self.capabilities.check_table(spec, self.name)
+
+    def create_table(self, spec: TableSpec) -> None:
+        """Create a table, or raise and change nothing.
+
+        Raises
+        ------
+        ShardcoreTypeError, ShardcoreValueError
+            If `capabilities` rule it out, or there is a table of that name.
+        """
+        self.check_table(spec)
+        if spec.name in self.specs:
+            raise ShardcoreValueError(
+                f"backend {self.name!r} has a table {spec.name!r} already: "
+                "every engine needs a backend of its own"
+            )
+        self.specs[spec.name] = spec
+        try:
+            self.make_table(spec)
+        except BaseException:
+            self.drop_table(spec.name)
+            raise
+
+    def drop_table(self, table: str) -> None:
+        """Give a table back."""
+        self.remove_table(table)
+        self.specs.pop(table, None)
+
+    def reseed(self, table: str, seed: int) -> None:
+        """Give a table another seed, from its next update on; rows and slots stay as they are.
+
+        Called when a table that exists is restored: chance in its updates follows from the seed of
+        the run that was saved. So a backend reads the seed from ``specs`` at each update.
+        """
+        self.specs[table] = dataclasses.replace(self.specs[table], seed=seed)
+
+    def count_unique_rows(self, rows: int) -> None:
+        """Add the distinct rows of updated tables to the counter ``unique_rows``."""
+        self._unique_rows += rows
+
+    # --- what it may write better ----------------------------------------------------------------
 
     @property
-    def together(self) -> Together | None:
+    def process_group(self) -> ProcessGroup | None:
         """The processes that hold the tables together; None, unless several do.
 
         Then every process makes the same calls in the same order, and checkpoints are written by
@@ -156,56 +221,6 @@ class Backend(ABC):
         """
         return uninterrupted(function, *arguments)
 
-    def __init__(self) -> None:
-        self.specs: dict[str, TableSpec] = {}
-        self._unique_rows = 0
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise ShardcoreTypeError(
-            f"backend {self.name!r} cannot be copied or pickled: it owns its tables; get another "
-            "one, and move tables by a checkpoint"
-        )
-
-    # --- what every backend writes ---------------------------------------------------------------
-
-    @abstractmethod
-    def create_table(self, spec: TableSpec) -> None:
-        """Create rows from the initializer, and slots as `initial_slots` says."""
-
-    @abstractmethod
-    def drop_table(self, table: str) -> None:
-        """Forget a table."""
-
-    @abstractmethod
-    def gather(self, table: str, slot: str | None, rows: NDArray[np.int64]) -> NDArray[Any]:
-        """Return copies of rows, (len(rows), dim) or (len(rows), 1), in request order."""
-
-    @abstractmethod
-    def scatter(
-        self, table: str, slot: str | None, rows: NDArray[np.int64], values: NDArray[Any]
-    ) -> None:
-        """Overwrite distinct rows with values of the same dtype."""
-
-    # --- what it may write better ----------------------------------------------------------------
-
-    def reseed(self, table: str, seed: int) -> None:
-        """Give a table another seed, from its next update on; rows and slots stay as they are.
-
-        Called when a table that exists is restored: chance in its updates follows from the seed of
-        the run that was saved. A backend that reads the seed anywhere else than in
-        ``specs[table].seed`` changes it there too.
-        """
-        self.specs[table] = dataclasses.replace(self.specs[table], seed=seed)
-
-    @property
-    def quantizes(self) -> bool:
-        """Whether its lookups honour ``spec.quantization``, as the base class's do."""
-        kind = type(self)
-        return all(
-            getattr(kind, method) is getattr(Backend, method)
-            for method in ("lookup", "weight_dots", "_lookup_table", "_compact")
-        )
-
     @property
     def num_hosts(self) -> int:
         """Hosts that samples and rows are spread over."""
@@ -213,9 +228,7 @@ class Backend(ABC):
 
     def layout(self, table: str) -> Layout:
         """Return which host, as a shard, holds which row."""
-        spec = self.specs[table]
-        make = Layout.mod if spec.layout == "mod" else Layout.div
-        return make(spec.num_rows, self.num_hosts)
+        return Layout.of(self.specs[table].layout, self.specs[table].num_rows, self.num_hosts)
 
     def read(self, table: str, slot: str | None, start: int, stop: int) -> NDArray[Any]:
         """Return a copy of the rows [start, stop)."""
@@ -243,7 +256,7 @@ class Backend(ABC):
         -------
         list, per batch, of lists, per feature, of ndarray of the working dtype, (bags, dim)
         """
-        return [self._lookup_table(batch) for batch in batches]
+        return [lookup_from_rows(self.specs[batch.table], batch, self.gather) for batch in batches]
 
     def takes_gradient(self, gradient: object) -> bool:
         """Return whether `gradient` is an array that lives where the tables do.
@@ -261,37 +274,38 @@ class Backend(ABC):
         updates : sequence of TableUpdate
             Those of one batch, at most one per table. `count_unique_rows` is told how many rows
             they touch.
-
-        Raises
-        ------
-        UpdateRefusedError
-            If a gradient that was to be tested, here or in an earlier call, is not finite.
         """
-        ready = [self._on_host(update) for update in updates]
-        staged = [self._staged(update) for update in ready]
-        for writes, unique in staged:
+        ready, found = read_gradients(updates, self.specs)
+        refused = self._refused or found
+        if refused is not None:
+            self._refused = dataclasses.replace(refused, updates=refused.updates + 1)
+            return
+        changes = [staged(self.specs[one.batch.table], one, self.gather) for one in ready]
+        for writes, unique in changes:
             for write in writes:
                 self.scatter(*write)
             self.count_unique_rows(unique)
+
+    def check_updates(self, wait: bool) -> NotFinite | None:
+        """Report a gradient that was not finite, and how many updates did nothing; once.
+
+        What is applied afterwards works as if these updates had never come.
+
+        Parameters
+        ----------
+        wait : bool
+            Whether to wait until it is known of all updates. False: where that is not known yet,
+            a later call may report it.
+        """
+        refused, self._refused = self._refused, None
+        return refused
 
     def weight_dots(self, update: TableUpdate) -> list[NDArray[Any] | None]:
         """Return, per feature with a gradient, each occurrence's row times its bag's gradient.
 
         The rows are those before the update. The arrays are NumPy's wherever the tables live.
         """
-        dots: list[NDArray[Any] | None] = []
-        for bags, gradient in zip(update.batch.features, update.gradients, strict=True):
-            if gradient is None:
-                dots.append(None)
-                continue
-            rows, ids = self._compact(update.batch.table, bags.ids)
-            value = working_dtype(self.specs[update.batch.table].dtype)
-            dots.append(row_dots(rows, ids, bags.row_splits, np.ascontiguousarray(gradient, value)))
-        return dots
-
-    def count_unique_rows(self, rows: int) -> None:
-        """Add the distinct rows of updated tables to the counter ``unique_rows``."""
-        self._unique_rows += rows
+        return dots_from_rows(self.specs[update.batch.table], update, self.gather)
 
     def counters(self) -> dict[str, int]:
         """Return what the backend has counted since it was made.
@@ -301,98 +315,15 @@ class Backend(ABC):
         """
         return {"unique_rows": self._unique_rows}
 
-    def begin_restore(self) -> None:  # noqa: B027 - a backend without failed hosts need not care
-        """Hear that every row and slot of every table is about to be overwritten.
+    def restoring(self) -> AbstractContextManager[None]:
+        """Return the context in which every row and slot of every table is overwritten.
 
-        A backend that refuses all calls since a host failed in the midst of an update accepts
-        writes from here on.
+        It is left as it was entered where an error ends it. A backend that refuses all calls since
+        a host failed in the midst of an update accepts writes inside, and is whole again after it;
+        on leaving it raises if a row was not written.
         """
-
-    def end_restore(self) -> None:  # noqa: B027 - as above
-        """Hear that all of it was written; raise if it was not."""
+        return nullcontext()
 
     def close(self) -> None:
         """Give everything back."""
         self.specs.clear()
-
-    # --- how the base class does it --------------------------------------------------------------
-
-    def _compact(self, table: str, ids: Any) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """Return the distinct rows that are named, as seen, and the ids renumbered to them."""
-        unique, inverse = np.unique(ids, return_inverse=True)
-        rows = self.specs[table].as_looked_up(
-            self.gather(table, None, unique.astype(np.int64, copy=False))
-        )
-        return np.ascontiguousarray(rows), inverse.astype(np.int64, copy=False)
-
-    def _lookup_table(self, batch: TableBatch) -> list[NDArray[Any]]:
-        spec = self.specs[batch.table]
-        activations = []
-        for bags in batch.features:
-            rows, ids = self._compact(batch.table, bags.ids)
-            out = np.empty((bags.num_bags, spec.dim), working_dtype(spec.dtype))
-            reduce_bags(rows, ids, bags.row_splits, bags.weights, bags.divisors, out)
-            activations.append(out)
-        return activations
-
-    def _on_host(self, update: TableUpdate) -> TableUpdate:
-        """Return an update whose gradients are NumPy arrays of the working dtype, all tested."""
-        value = working_dtype(self.specs[update.batch.table].dtype)
-        gradients: list[NDArray[Any] | None] = []
-        for at, (gradient, path) in enumerate(zip(update.gradients, update.unchecked, strict=True)):
-            if gradient is None:
-                gradients.append(None)
-                continue
-            given = np.asarray(gradient)
-            with np.errstate(over="ignore"):  # told below, with its position
-                cast = given.astype(value, copy=False)
-            if path is not None and not (finite := np.isfinite(cast)).all():
-                bag, column = (int(i) for i in np.unravel_index(int(finite.argmin()), cast.shape))
-                raise UpdateRefusedError(
-                    update.not_finite(at, bag, column, given[bag, column], value)
-                )
-            gradients.append(cast)
-        return dataclasses.replace(update, gradients=tuple(gradients), unchecked=())
-
-    def _staged(self, update: TableUpdate) -> tuple[list[_Write], int]:
-        """Return what an update will `scatter`, and how many rows it touches. Changes nothing."""
-        batch, spec = update.batch, self.specs[update.batch.table]
-        optimizer = spec.optimizer
-        assert optimizer is not None, "the engine trains tables with an optimizer only"
-        pairs = [
-            (bags, gradient)
-            for bags, gradient in zip(batch.features, update.gradients, strict=True)
-            if gradient is not None
-        ]
-        value = working_dtype(spec.dtype)
-        features, gradients = [bags for bags, _ in pairs], [gradient for _, gradient in pairs]
-        occurrences = sorted_rows(features, spec.num_rows, value)
-        unique = occurrences.rows.size
-        if not optimizer.lazy:
-            occurrences = every_row(occurrences, spec.num_rows)
-        rows = occurrences.rows
-        new_rows, new_slots = updated(
-            optimizer,
-            occurrences,
-            gradient_rows(features, gradients),
-            self.gather(batch.table, None, rows).astype(value, copy=False),
-            {
-                slot.name: self.gather(batch.table, slot.name, rows).astype(value, copy=False)
-                for slot in optimizer.slots
-            },
-            update.hyper,
-            update.step,
-            rows,
-        )
-        writes: list[_Write] = [
-            (
-                batch.table,
-                slot.name,
-                rows,
-                np.asarray(new_slots[slot.name]).astype(slot.storage_dtype(spec.dtype)),
-            )
-            for slot in optimizer.slots
-        ]
-        stored = narrowed(new_rows, spec.dtype, optimizer, rows, spec.seed, update.step)
-        writes.append((batch.table, None, rows, stored))
-        return writes, unique

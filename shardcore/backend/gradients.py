@@ -13,7 +13,16 @@ from shardcore.backend.messages import FeatureBags
 from shardcore.store.occurrences import Occurrences, sort_occurrences
 from shardcore.store.segment_reduce import occurrence_gains, reciprocals
 
-__all__ = ["gradient_rows", "gradient_rows_of_tables", "sorted_rows", "sorted_rows_of_tables"]
+__all__ = [
+    "gains_of",
+    "gradient_rows",
+    "gradient_rows_of_tables",
+    "joined_gains",
+    "scaled",
+    "sorted_rows",
+    "sorted_rows_of_tables",
+]
+
 _SMALL_BATCH: Final = 1 << 9
 """Occurrences of a table that is sorted together with others."""
 

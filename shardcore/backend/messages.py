@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from shardcore.backend.quantization import QuantizationConfig
 from shardcore.optimizer.base import Optimizer
 
-__all__ = ["FeatureBags", "TableBatch", "TableSpec", "TableUpdate"]
+__all__ = ["FeatureBags", "NotFinite", "TableBatch", "TableSpec", "TableUpdate"]
 
 Ints = NDArray[np.int32] | NDArray[np.int64]
 
@@ -147,54 +147,19 @@ class TableUpdate:
         The optimizer's, evaluated once for the batch.
     step : int
         1 for the first batch that the engine applies.
-    unchecked : tuple of (str or None)
-        Per feature the path of its gradient, such as ``"gradients['user']"``, where the backend has
-        to test that every value of it is finite in the working dtype; else None. Not given: None
-        for all.
-    shapes : tuple of tuple of int
-        Per feature the shape in which the caller gave its gradient, for messages. Not given:
-        (bags, dim).
+    check : bool
+        Whether the backend has to test that every value of gradients of its own kind is finite in
+        the working dtype. The engine has tested all others.
+    origin : object
+        The engine's own, as ``TableBatch.route`` is the backend's: where gradients came from.
     """
 
     batch: TableBatch
     gradients: tuple[NDArray[Any] | None, ...]
     hyper: tuple[float, ...]
     step: int
-    unchecked: tuple[str | None, ...] = ()
-    shapes: tuple[tuple[int, ...], ...] = ()
-
-    def __post_init__(self) -> None:
-        if not self.unchecked:
-            object.__setattr__(self, "unchecked", (None,) * len(self.gradients))
-
-    def not_finite(
-        self, feature: int, bag: int, column: int, value: Any, dtype: np.dtype[Any]
-    ) -> str:
-        """Return the message of a gradient that was to be tested and is not finite.
-
-        Parameters
-        ----------
-        feature : int
-            Which of the batch's features.
-        bag, column : int
-            The place in its gradient, (bags, dim), of the first such value.
-        value : float
-            As it was given.
-        dtype : numpy.dtype
-            The working dtype, in which it had to be finite.
-
-        Examples
-        --------
-        >>> gradient = np.array([[0.0], [np.inf]])
-        >>> update = TableUpdate(TableBatch("t", ()), (gradient,), (), 1, ("gradients['a']",))
-        >>> update.not_finite(0, 1, 0, gradient[1, 0], np.dtype("float32"))
-        "gradients['a'] must be finite in float32: gradients['a'][1, 0] = inf"
-        """
-        gradient, path = self.gradients[feature], self.unchecked[feature]
-        assert gradient is not None, "only gradients are tested"
-        assert path is not None, "only gradients with a path are tested here"
-        shape = self.shapes[feature] if self.shapes else tuple(gradient.shape)
-        return not_finite(path, shape, bag * gradient.shape[1] + column, value, dtype)
+    check: bool = False
+    origin: Any = field(default=None, repr=False)
 
     @property
     def active(self) -> tuple[bool, ...]:
@@ -202,7 +167,25 @@ class TableUpdate:
         return tuple(gradient is not None for gradient in self.gradients)
 
 
-def not_finite(path: str, shape: tuple[int, ...], at: int, value: Any, dtype: np.dtype[Any]) -> str:
-    """Return the message of a gradient whose value at the flat position `at` is not finite."""
-    place = ", ".join(str(int(i)) for i in np.unravel_index(at, shape))
-    return f"{path} must be finite in {dtype}: {path}[{place}] = {value}"
+@dataclass(frozen=True, eq=False)
+class NotFinite:
+    """A value of a gradient that a backend tested and that is not finite in the working dtype.
+
+    Attributes
+    ----------
+    update : TableUpdate
+        The one it came in, as it was given.
+    feature, bag, column : int
+        Where it was: the place in the update's features, and in that gradient, (bags, dim).
+    value : float
+        As it was given.
+    updates : int
+        How many calls of `apply` did nothing because of it.
+    """
+
+    update: TableUpdate
+    feature: int
+    bag: int
+    column: int
+    value: float
+    updates: int = 0

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias
 
 from numpy.typing import NDArray
 
-__all__ = ["Part", "Read", "Together"]
+__all__ = ["Part", "Read", "ProcessGroup"]
 
 Read: TypeAlias = Callable[[tuple[int, ...]], NDArray[Any]]
 """Returns some values, chosen by a few integers; in all processes, the same."""
@@ -22,7 +22,7 @@ Part: TypeAlias = tuple[str, Any]
 """Something that has to be the same in all processes, after its name: bytes, str or an array."""
 
 
-class Together(Protocol):
+class ProcessGroup(Protocol):
     """Processes that hold tables together; one object per process, for all that it holds so."""
 
     def agree(self, call: str, parts: Iterable[Part]) -> None:

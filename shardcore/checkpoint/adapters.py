@@ -12,9 +12,9 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from shardcore.backend.process_group import Together
+from shardcore.backend.process_group import ProcessGroup
 from shardcore.checkpoint.boxes import Box, whole
-from shardcore.checkpoint.collective import held_together
+from shardcore.checkpoint.collective import process_group_of
 from shardcore.checkpoint.encoding import stored_type
 from shardcore.checkpoint.state import Checkpointable, RestorePlan, SavedTensor, TensorSource
 from shardcore.errors import CorruptCheckpointError, ShardcoreTypeError, ShardcoreValueError
@@ -75,13 +75,13 @@ class _Structure:
         return arrays, nested
 
     @property
-    def checkpoint_together(self) -> Together | None:
+    def checkpoint_process_group(self) -> ProcessGroup | None:
         """The processes that hold something of it together; or None."""
         arrays, nested = self._parts()
         stores = {
             path: leaf.store for path, leaf in arrays.items() if isinstance(leaf, ShardedVariable)
         }
-        return held_together({**stores, **nested})
+        return process_group_of({**stores, **nested})
 
     def checkpoint_metadata(self) -> dict[str, Any]:
         metadata: dict[str, Any] = {"type": type(self._value).__name__}
@@ -193,6 +193,10 @@ def _one_plan(plans: Mapping[str, RestorePlan]) -> RestorePlan:
         finally:
             abort(waiting)  # none, unless one failed
 
+    def begin() -> None:
+        for plan in plans.values():
+            plan.begin()
+
     writes = {
         _below(path, key) if path else key: write
         for path, plan in plans.items()
@@ -204,6 +208,7 @@ def _one_plan(plans: Mapping[str, RestorePlan]) -> RestorePlan:
         commit=commit,
         abort=lambda: abort(list(plans.values())),
         skipped=tuple(_below(path, key) for path in plans for key in plans[path].skipped),
+        begin=begin,
     )
 
 

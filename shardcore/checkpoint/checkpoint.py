@@ -6,7 +6,12 @@ import os
 from pathlib import Path
 
 from shardcore.checkpoint.adapters import as_checkpointable
-from shardcore.checkpoint.collective import agree_on_step, held_together, restoring, save_together
+from shardcore.checkpoint.collective import (
+    agree_on_step,
+    process_group_of,
+    restoring,
+    save_in_group,
+)
 from shardcore.checkpoint.directory import as_path, as_step, step_path
 from shardcore.checkpoint.reader import OpenStep
 from shardcore.checkpoint.sharding import ShardingCallback
@@ -21,7 +26,7 @@ _SLOTS = ("load", "reset")
 
 
 class Checkpoint:
-    """Named objects that are saved and restored together.
+    """Named objects that are saved and restored group.
 
     Parameters
     ----------
@@ -78,7 +83,7 @@ class Checkpoint:
     ) -> Path:
         """Save all objects as one step, which becomes visible whole or not at all.
 
-        Where an object is held by several processes together, every one of them calls this; the
+        Where an object is held by several processes group, every one of them calls this; the
         first of them writes, and the others return when the step is visible, or raise as it does.
 
         Parameters
@@ -120,10 +125,10 @@ class Checkpoint:
             name: (value.checkpoint_metadata(), value.checkpoint_tensors())
             for name, value in self._objects.items()
         }
-        together = held_together(self._objects)
-        if together is None:
+        group = process_group_of(self._objects)
+        if group is None:
             return write_step(directory, number, objects, sharding_callback)
-        save_together(together, directory, number, objects, sharding_callback)
+        save_in_group(group, directory, number, objects, sharding_callback)
         return step_path(directory, number)
 
     def restore(self, path: str | os.PathLike[str], *, slots: str = "load") -> int:
@@ -138,7 +143,7 @@ class Checkpoint:
         An engine gets the saved step and seed too, also where its slots begin anew or it has only
         some of the saved tables: chance in its updates is that of the saved run.
 
-        Where an object is held by several processes together, every one of them calls this, and
+        Where an object is held by several processes group, every one of them calls this, and
         reads the files for itself.
 
         Parameters
@@ -164,11 +169,11 @@ class Checkpoint:
         """
         if slots not in _SLOTS:
             raise ShardcoreValueError(f"slots must be 'load' or 'reset', got {slots!r}")
-        together = held_together(self._objects)
+        group = process_group_of(self._objects)
         # Programs of several processes start in one order, hence from one thread.
-        change = uninterrupted if together is None else changed_here
-        with restoring(together), OpenStep(path) as saved:
-            agree_on_step(together, saved)
+        change = uninterrupted if group is None else changed_here
+        with restoring(group), OpenStep(path) as saved:
+            agree_on_step(group, saved)
             records = saved.manifest.objects
             missing = [name for name in self._objects if name not in records]
             if missing:
@@ -218,6 +223,8 @@ class Checkpoint:
                 saved.verify_tensor(saved.manifest.objects[name].tensors[key])
 
     def _load(self, saved: OpenStep, plans: dict[str, RestorePlan]) -> None:
+        for plan in plans.values():
+            plan.begin()
         for name, plan in plans.items():
             for key, write in plan.writes.items():
                 for box, values in saved.blocks(saved.manifest.objects[name].tensors[key]):

@@ -12,7 +12,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from shardcore.backend.process_group import Read, Together
+from shardcore.backend.process_group import ProcessGroup, Read
 from shardcore.checkpoint.boxes import Box
 from shardcore.checkpoint.reader import OpenStep
 from shardcore.checkpoint.sharding import ShardingCallback
@@ -20,13 +20,13 @@ from shardcore.checkpoint.state import TensorSource
 from shardcore.checkpoint.writer import write_step
 from shardcore.errors import ShardcoreValueError
 
-__all__ = ["agree_on_step", "held_together", "restoring", "save_together"]
+__all__ = ["agree_on_step", "process_group_of", "restoring", "save_in_group"]
 
 
-def held_together(objects: Mapping[str, object]) -> Together | None:
+def process_group_of(objects: Mapping[str, object]) -> ProcessGroup | None:
     """Return the processes that hold some of the objects together; None if there are no others.
 
-    An object says so by an attribute ``checkpoint_together``.
+    An object says so by an attribute ``checkpoint_process_group``.
 
     Raises
     ------
@@ -34,14 +34,14 @@ def held_together(objects: Mapping[str, object]) -> Together | None:
         If objects are held by different sets of processes.
     """
     found = {
-        name: together
+        name: group
         for name, value in objects.items()
-        if (together := getattr(value, "checkpoint_together", None)) is not None
+        if (group := getattr(value, "checkpoint_process_group", None)) is not None
     }
     first = next(iter(found), None)
-    for name, together in found.items():
+    for name, group in found.items():
         assert first is not None, "there is one"
-        if together is not found[first]:
+        if group is not found[first]:
             raise ShardcoreValueError(
                 f"objects of one checkpoint must be held by the same devices of several "
                 f"processes: {first!r} and {name!r} are not"
@@ -49,8 +49,8 @@ def held_together(objects: Mapping[str, object]) -> Together | None:
     return None if first is None else found[first]
 
 
-def save_together(
-    together: Together,
+def save_in_group(
+    group: ProcessGroup,
     root: Path,
     step: int,
     objects: Mapping[str, tuple[dict[str, Any], Sequence[TensorSource]]],
@@ -60,7 +60,7 @@ def save_together(
 
     Parameters
     ----------
-    together : Together
+    group : ProcessGroup
     root, step, objects, sharding_callback
         As in `write_step`. The callback is called in the process that writes.
     """
@@ -84,7 +84,7 @@ def save_together(
 
     metadata = {name: own for name, (own, _) in objects.items()}
     shapes = [f"{key}: {source.dtype} {source.shape}" for key, source in named]
-    together.save(
+    group.save(
         [
             ("step", str(step)),
             ("root", str(root.absolute())),
@@ -108,13 +108,13 @@ def _by_box(read: Read) -> Callable[[Box], NDArray[Any]]:
     return lambda box: read((*box.offset, *box.shape))
 
 
-def restoring(together: Together | None) -> AbstractContextManager[None]:
+def restoring(group: ProcessGroup | None) -> AbstractContextManager[None]:
     """Return the context in which a step is restored: of all processes, if there are several."""
-    return nullcontext() if together is None else together.restoring()
+    return nullcontext() if group is None else group.restoring()
 
 
-def agree_on_step(together: Together | None, saved: OpenStep) -> None:
+def agree_on_step(group: ProcessGroup | None, saved: OpenStep) -> None:
     """Raise unless all processes, if there are several, have opened the same step."""
-    if together is not None:
+    if group is not None:
         parts = [("step", saved.path.name), ("manifest", saved.manifest.to_bytes())]
-        together.agree("restore", parts)
+        group.agree("restore", parts)

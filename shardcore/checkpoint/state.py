@@ -53,7 +53,7 @@ class SavedTensor:
 
 
 def nothing() -> None:
-    """Do nothing: the commit or abort of a plan that has nothing to do then."""
+    """Do nothing: what a plan begins or ends with that has nothing to do then."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,11 @@ class RestorePlan:
         Whether the writers change values that are in use: then everything is verified before the
         first write.
     commit, abort : callable
-        One of them is called, once, after the last write or the first failure.
+        One of them is called, once, after the last write or the first failure, of `begin` too.
     skipped : tuple of str
         What of the checkpoint the object does not take. Tensors without a writer are added.
+    begin : callable
+        Called once, before the first write.
     """
 
     writes: dict[str, Callable[[Box, NDArray[Any]], None]]
@@ -79,6 +81,7 @@ class RestorePlan:
     commit: Callable[[], None] = nothing
     abort: Callable[[], None] = nothing
     skipped: tuple[str, ...] = ()
+    begin: Callable[[], None] = nothing
 
 
 @runtime_checkable

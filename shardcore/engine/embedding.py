@@ -11,7 +11,6 @@ A training batch goes one way, and nothing is done twice::
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,18 +20,23 @@ from typing import Any, Final, Self
 from numpy.typing import NDArray
 
 from shardcore.backend.base import Backend
-from shardcore.backend.messages import TableBatch, TableSpec
-from shardcore.backend.process_group import Together
+from shardcore.backend.messages import TableBatch
+from shardcore.backend.process_group import ProcessGroup
 from shardcore.checkpoint.state import RestorePlan, SavedTensor, TensorSource
+from shardcore.engine.building import Building
 from shardcore.engine.checkpointing import embedding_metadata, embedding_sources, plan_restore
 from shardcore.engine.description import described_feature, described_table
-from shardcore.engine.gradients import gradients_of_weights, read_gradients, table_updates
+from shardcore.engine.gradients import (
+    described,
+    gradients_of_weights,
+    read_gradients,
+    table_updates,
+)
 from shardcore.engine.in_flight import Batch, BatchesInFlight
 from shardcore.engine.pipeline import Failure, Inline, Operations, Pipeline, Ticket
 from shardcore.engine.tables import PlannedTable, chosen_backend, plan_tables
 from shardcore.errors import (
     ShardcoreError,
-    ShardcoreMemoryError,
     ShardcoreRuntimeError,
     ShardcoreTypeError,
     ShardcoreValueError,
@@ -161,9 +165,8 @@ class ShardedEmbedding:
         self._trainable = any(spec.optimizer is not None for spec in specs.values())
         self._backend = chosen_backend(backend, backend_options, self._planned)
         self._batch_size: int | None = None
-        self._built = False
-        self._unfinished: list[str] = []  # tables that a build has begun to create
-        self._restoring = False  # tables that a checkpoint is being restored into
+        self._building = Building(self._backend, self._log_built)
+        self._reports = self._backend.capabilities.device_arrays  # of updates that did nothing
         self._closing = False
         self._closed = False
         self._step = 0
@@ -173,7 +176,7 @@ class ShardedEmbedding:
         self._operations: Operations = Pipeline() if pipeline else Inline(self._backend.change)
         self._in_flight = BatchesInFlight(2 if pipeline else 1)
         self._life = ReadWriteLock()  # calls that use the tables read, `close` writes
-        self._building, self._training, self._counting = Mutex(), Mutex(), Mutex()
+        self._training, self._counting = Mutex(), Mutex()
         self._counters = dict.fromkeys(
             ("lookups", "ids", "invalid_ids", "steps", "messages_exchanged", "bytes_exchanged"), 0
         )
@@ -202,71 +205,26 @@ class ShardedEmbedding:
 
     def _build(self, batch_size: int | None = None) -> None:
         size = self._batch_size if batch_size is None else as_count(batch_size, "batch_size")
-        if self._batch_size not in (None, size):
-            raise ShardcoreValueError(
-                f"batch_size must stay what it was, {self._batch_size}, got {size}"
-            )
-        self._building.run(self._create, size)
+        specs = [table.spec for table in self._planned]
 
-    def _create(self, size: int | None) -> None:
-        if not self._built:
-            if self._restoring:
-                raise ShardcoreRuntimeError(
-                    "the tables are being restored; a restore that was cut short must be made again"
+        def check() -> None:
+            if self._batch_size not in (None, size):
+                raise ShardcoreValueError(
+                    f"batch_size must stay what it was, {self._batch_size}, got {size}"
                 )
-            self._create_tables([table.spec for table in self._planned])
-        self._batch_size = size
-        if not self._built:
-            self._note_built()
+
+        def take() -> None:
+            self._batch_size = size
+
+        self._building.build(specs, check, take)
 
     def _build_if_not_built(self) -> None:
-        if not self._built:
+        if not self._building.built:
             call_inside(self, self._build)
 
-    def _note_built(self) -> None:
-        self._built = True
-        self._unfinished = []
+    def _log_built(self) -> None:
         if _logger.isEnabledFor(logging.INFO):
             _logger.info("built %s", self.config())
-
-    def _create_tables(self, specs: Sequence[Any]) -> None:
-        """Create all tables or none."""
-        self._drop_unfinished()  # of a build that was cut short before it could
-        for spec in specs:
-            if spec.name in self._backend.specs:
-                raise ShardcoreValueError(
-                    f"backend {self._backend.name!r} has a table {spec.name!r} already: "
-                    "every engine needs a backend of its own"
-                )
-        try:
-            for spec in specs:
-                self._unfinished.append(spec.name)
-                self._create_table(spec)
-        except BaseException:
-            self._backend.change(self._drop_unfinished)
-            raise
-
-    def _drop_unfinished(self) -> None:
-        while self._unfinished:
-            if self._unfinished[-1] in self._backend.specs:
-                self._backend.drop_table(self._unfinished[-1])
-            self._unfinished.pop()
-
-    def _create_table(self, spec: TableSpec) -> None:
-        try:
-            self._backend.create_table(spec)
-        except MemoryError as error:
-            slots = spec.optimizer.slots if spec.optimizer is not None else ()
-            shapes = [(spec.num_rows, spec.dim)] + [s.shape(spec.num_rows, spec.dim) for s in slots]
-            dtypes = [spec.dtype] + [slot.storage_dtype(spec.dtype) for slot in slots]
-            size = sum(
-                math.prod(shape) * dtype.itemsize
-                for shape, dtype in zip(shapes, dtypes, strict=True)
-            )
-            raise ShardcoreMemoryError(
-                f"table {spec.name!r} of {spec.num_rows} x {spec.dim} {spec.dtype} has no room: "
-                f"with its slots it needs {size} bytes: {error}"
-            ) from error
 
     def close(self) -> None:
         """Give the tables back. What was read from them stays; the engine is of no more use.
@@ -301,15 +259,18 @@ class ShardedEmbedding:
         error: ShardcoreError | None = None if failure is None else failure.raised()
         self._drop_all()
         self._closed = True
-        if self._built:
+        self._building.abort_restore()  # one that was cut short
+        if self._building.built:
             for table in self._planned:
                 self._backend.drop_table(table.spec.name)
         try:
-            self._asked(self._backend.close)
+            self._check_updates(wait=True)
         except UpdateRefusedError as refusal:
             if error is None:
-                return refusal
-            error.add_note(str(refusal))
+                error = refusal
+            else:
+                error.add_note(str(refusal))
+        self._backend.close()
         return error
 
     def __enter__(self) -> Self:
@@ -357,7 +318,7 @@ class ShardedEmbedding:
         )
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "built" if self._built else "not built"
+        state = "closed" if self._closed else "built" if self._building.built else "not built"
         tables = ", ".join(
             f"{table.spec.name} {table.spec.num_rows}x{table.spec.dim}"
             for table in self._planned[:_SHOWN_TABLES]
@@ -488,7 +449,8 @@ class ShardedEmbedding:
 
     def _look_up(self, batch: Batch) -> list[NDArray[Any]]:
         """Return the activations of each feature."""
-        found = self._asked(self._backend.lookup, batch.tables)
+        self._check_updates(wait=False)
+        found = self._backend.lookup(batch.tables)
         activations: list[Any] = [None] * len(batch.prepared)
         for table, arrays in zip(self._planned, found, strict=True):
             for at, array in zip(table.features, arrays, strict=True):
@@ -540,26 +502,26 @@ class ShardedEmbedding:
         label = f"{call} {name!r}"
         try:
             result = function(label, *arguments)
-        except UpdateRefusedError as error:
-            raise UpdateRefusedError(f"{label}: {error}", error.updates) from error
         except ShardcoreError as error:
             raise type(error)(f"{label}: {error}") from error
         self._count(**{f"{call}/{name}": 1})
         return result
 
-    def _asked(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Make a call to the backend; set right what was counted if updates did nothing.
+    def _check_updates(self, wait: bool) -> None:
+        """Raise if updates did nothing, having set right what was counted of them.
 
         In the background that is all; the failure that comes of it drops what is in flight.
         """
-        try:
-            return call(*arguments)
-        except UpdateRefusedError as error:
-            if self._operations.in_background:
-                self._uncount(error.updates)
-            else:  # the caller may be a thread that only looks up
-                self._training.run(self._undo, error.updates)
-            raise
+        if not self._reports:
+            return
+        report = self._backend.check_updates(wait)
+        if report is None:
+            return
+        if self._operations.in_background:
+            self._uncount(report.updates)
+        else:  # the caller may be a thread that only looks up
+            self._training.run(self._undo, report.updates)
+        raise UpdateRefusedError(described(report))
 
     def _uncount(self, updates: int) -> None:
         self._applied -= updates
@@ -575,9 +537,10 @@ class ShardedEmbedding:
         self._step = self._applied
 
     def _settled(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Make a call to the backend once everything before it is done."""
+        """Make a call to the backend once everything before it is done, and known to be."""
         self._operations.settle()
-        return self._asked(call, *arguments)
+        self._check_updates(wait=True)
+        return call(*arguments)
 
     def _view_call(self, call: Callable[..., Any], *arguments: Any) -> Any:
         """Make a call for a view of a table, which says itself that its engine was closed."""
@@ -703,16 +666,17 @@ class ShardedEmbedding:
             check=self._check_gradients,
             keep=self._pipeline,
         )
-        updates = table_updates(self._planned, batch, checked, self._step + 1)
+        updates = table_updates(
+            self._planned, self._planned_features, batch, checked, self._step + 1
+        )
 
         def update() -> Any:
             found = None
+            self._check_updates(wait=weight_gradients)
             if weight_gradients:
-                found = self._asked(
-                    gradients_of_weights, self._planned, batch, updates, self._backend
-                )
+                found = gradients_of_weights(self._planned, batch, updates, self._backend)
             if updates:
-                self._asked(self._backend.apply, updates)
+                self._backend.apply(updates)
                 self._applied += 1
                 self._count(steps=1)
             return found
@@ -812,7 +776,7 @@ class ShardedEmbedding:
     def _built_tables(self) -> list[PlannedTable]:
         self._check_callback("reading tables")
         self._check_open("reading tables")
-        if not self._built:
+        if not self._building.built:
             raise ShardcoreRuntimeError("there are no tables yet: build first")
         self._operations.settle()
         return self._planned
@@ -843,9 +807,9 @@ class ShardedEmbedding:
     # --- checkpoints -----------------------------------------------------------------------------
 
     @property
-    def checkpoint_together(self) -> Together | None:
+    def checkpoint_process_group(self) -> ProcessGroup | None:
         """The processes that hold the tables, and save and restore them together; or None."""
-        return self._backend.together
+        return self._backend.process_group
 
     def checkpoint_metadata(self) -> dict[str, Any]:
         """Return what a checkpoint keeps of the engine beside its tensors."""
@@ -875,32 +839,31 @@ class ShardedEmbedding:
         self._operations.settle()
         if self._in_flight:
             raise ShardcoreRuntimeError("restore came while a batch is in flight: finish it first")
-        self._restoring = False  # if one was cut short, this is the one made again
-        was_built = self._built
+        self._check_updates(wait=True)
+        built = self._building.built
         plan = plan_restore(
-            self._planned, self._backend, metadata, tensors, live=was_built, slots=slots
+            self._planned, self._backend, metadata, tensors, live=built, slots=slots
         )
-        if was_built:
-            self._asked(self._backend.begin_restore)
-        else:
-            self._building.run(self._create_tables, plan.specs)
-            self._restoring = True
 
-        def commit() -> None:
-            plan.reset_slots()
-            if was_built:
-                self._backend.end_restore()
-                for spec in plan.specs:
-                    self._backend.reseed(spec.name, spec.seed)
+        def take() -> None:
             self._seed, self._planned = plan.seed, plan.tables
             self._step = self._applied = plan.step
-            if not was_built:
-                self._restoring = False
-                self._note_built()
+            for spec in plan.specs:
+                self._backend.reseed(spec.name, spec.seed)
 
-        def abort() -> None:
-            if not was_built:
-                self._drop_unfinished()
-                self._restoring = False
+        def commit() -> None:
+            try:
+                plan.reset_slots()
+            except BaseException:
+                self._building.abort_restore()
+                raise
+            self._building.end_restore(take)
 
-        return RestorePlan(plan.writes, was_built, commit, abort, plan.skipped)
+        return RestorePlan(
+            plan.writes,
+            live=built,
+            commit=commit,
+            abort=self._building.abort_restore,
+            skipped=plan.skipped,
+            begin=partial(self._building.begin_restore, plan.specs, built),
+        )

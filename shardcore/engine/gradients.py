@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardcore.backend.base import Backend
-from shardcore.backend.messages import TableUpdate, not_finite
+from shardcore.backend.messages import NotFinite, TableUpdate
 from shardcore.dtypes import TABLE_DTYPES
 from shardcore.engine.in_flight import Batch
 from shardcore.engine.tables import PlannedTable
@@ -20,6 +20,7 @@ from shardcore.features.prepare import PlannedFeature
 from shardcore.optimizer.base import Optimizer
 from shardcore.optimizer.hyperparameters import LearningRate, evaluate_learning_rate
 from shardcore.validation.arrays import as_floats, read_array
+from shardcore.validation.integers import place_in
 
 __all__ = [
     "Gradients",
@@ -36,6 +37,22 @@ _SMALL: Final = 1 << 14
 
 
 @dataclass(frozen=True, eq=False)
+class Origin:
+    """Where a table's gradients came from, for the words of a report on one of them.
+
+    Attributes
+    ----------
+    features : sequence of PlannedFeature
+    batch : Batch
+    table : PlannedTable
+    """
+
+    features: Sequence[PlannedFeature]
+    batch: Batch
+    table: PlannedTable
+
+
+@dataclass(frozen=True, eq=False)
 class Gradients:
     """The gradients of a batch, per feature.
 
@@ -43,12 +60,12 @@ class Gradients:
     ----------
     values : list of (array, shape (bags, dim), or None)
         NumPy arrays of the working dtype; or arrays of the backend's kind, of their own dtype.
-    unchecked : list of (str or None)
-        The path of a gradient whose values the backend has to test; else None.
+    check : bool
+        Whether the backend has to test values: some are of its kind, and no NaN is consented to.
     """
 
     values: list[Any]
-    unchecked: list[str | None]
+    check: bool
 
 
 def read_gradients(
@@ -78,12 +95,10 @@ def read_gradients(
         If one breaks a rule, or its table has no optimizer.
     """
     values: list[Any] = []
-    unchecked: list[str | None] = [None] * len(features)
+    on_device = False
     small: list[NDArray[Any]] = []  # tested all at once
     takes = backend.takes_gradient
-    for at, (feature, leaf, prepared) in enumerate(
-        zip(features, leaves, batch.prepared, strict=True)
-    ):
+    for feature, leaf, prepared in zip(features, leaves, batch.prepared, strict=True):
         if leaf is None:
             values.append(None)
             continue
@@ -93,7 +108,7 @@ def read_gradients(
         shape = (*prepared.shape, spec.dim)
         if takes(leaf):
             values.append(device_gradient(leaf, shape, path))
-            unchecked[at] = path if check else None
+            on_device = True
             continue
         later = check and prepared.bags.num_bags * spec.dim <= _SMALL
         gradient = read_gradient(leaf, shape, feature.value, path, check and not later, keep)
@@ -105,17 +120,22 @@ def read_gradients(
             if leaf is not None and not takes(leaf):  # raises for one of them
                 shape = (*prepared.shape, feature.spec.dim)
                 read_gradient(leaf, shape, feature.value, feature.gradient_path)
-    return Gradients(values, unchecked)
+    return Gradients(values, check and on_device)
 
 
 def table_updates(
-    planned: Sequence[PlannedTable], batch: Batch, gradients: Gradients, step: int
+    planned: Sequence[PlannedTable],
+    features: Sequence[PlannedFeature],
+    batch: Batch,
+    gradients: Gradients,
+    step: int,
 ) -> list[TableUpdate]:
     """Return an update for each table that has a gradient; learning rates are asked for here.
 
     Parameters
     ----------
     planned : sequence of PlannedTable
+    features : sequence of PlannedFeature
     batch : Batch
     gradients : Gradients
         From `read_gradients`.
@@ -136,17 +156,26 @@ def table_updates(
     optimizers = {id(optimizer): optimizer for *_, optimizer in moving}
     values = hyper_parameters(optimizers.values())
     hyper = {key: values[optimizer] for key, optimizer in optimizers.items()}
-    tested = any(gradients.unchecked)
-    updates = []
-    for table, table_batch, own, optimizer in moving:
-        unchecked: tuple[str | None, ...] = ()
-        shapes: tuple[tuple[int, ...], ...] = ()
-        if tested:
-            unchecked = tuple([gradients.unchecked[at] for at in table.features])
-            dim = table.spec.dim
-            shapes = tuple([(*batch.prepared[at].shape, dim) for at in table.features])
-        updates.append(TableUpdate(table_batch, own, hyper[id(optimizer)], step, unchecked, shapes))
-    return updates
+    return [
+        TableUpdate(
+            table_batch,
+            own,
+            hyper[id(optimizer)],
+            step,
+            gradients.check,
+            Origin(features, batch, table) if gradients.check else None,
+        )
+        for table, table_batch, own, optimizer in moving
+    ]
+
+
+def described(report: NotFinite) -> str:
+    """Return the message of a gradient that a backend found not finite."""
+    origin: Origin = report.update.origin
+    at, dim = origin.table.features[report.feature], origin.table.spec.dim
+    feature, shape = origin.features[at], (*origin.batch.prepared[at].shape, dim)
+    place = report.bag * dim + report.column
+    return _not_finite(feature.gradient_path, shape, place, report.value, feature.value)
 
 
 def gradients_of_weights(
@@ -230,7 +259,7 @@ def read_gradient(
             cast = array.astype(dtype)
     if check and not (finite := np.isfinite(cast)).all():
         at = int(np.argmin(finite))
-        raise ShardcoreValueError(not_finite(path, shape, at, array.flat[at], dtype))
+        raise ShardcoreValueError(_not_finite(path, shape, at, array.flat[at], dtype))
     flat = cast if len(shape) == 2 else cast.reshape(-1, shape[-1])
     return flat if flat.flags.c_contiguous else np.ascontiguousarray(flat)
 
@@ -269,6 +298,14 @@ def device_gradient(leaf: Any, shape: tuple[int, ...], path: str) -> Any:
         )
     _check_shape(tuple(leaf.shape), shape, path)
     return leaf if len(shape) == 2 else leaf.reshape(-1, shape[-1])
+
+
+def _not_finite(
+    path: str, shape: tuple[int, ...], at: int, value: Any, dtype: np.dtype[Any]
+) -> str:
+    """Return the message of a gradient whose value at the flat position `at` is not finite."""
+    place = place_in(path, np.unravel_index(at, shape))
+    return f"{path} must be finite in {dtype}: {place} = {value}"
 
 
 def _check_shape(given: tuple[int, ...], shape: tuple[int, ...], path: str) -> None:

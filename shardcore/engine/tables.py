@@ -141,7 +141,7 @@ def chosen_backend(
     Raises
     ------
     ShardcoreTypeError, ShardcoreValueError
-        If an argument breaks its rule, or a table is quantized and the backend does not do that.
+        If an argument breaks its rule, or the backend cannot have such a table.
     UnknownPluginError, BrokenPluginError, UnavailableError
         If it is unknown, cannot be loaded, or cannot run here.
 
@@ -152,11 +152,7 @@ def chosen_backend(
     """
     made = _made(backend, options)
     for table in planned:
-        if table.spec.quantization is not None and not made.quantizes:
-            raise ShardcoreValueError(
-                f"table {table.spec.name!r}: backend {made.name!r} does not quantize the rows it "
-                "looks up"
-            )
+        made.check_table(table.spec)
     return made
 
 

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import pluggy
 
+from shardcore.backend.capabilities import Capabilities
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
 
 __all__ = ["BackendSpec", "CommandSpec", "Hooks", "OptimizerSpec", "hookimpl", "hookspec"]
@@ -50,13 +51,15 @@ class BackendSpec:
     unavailable : callable, optional
         Called without arguments whenever the backend is listed or asked for. Returns None if it can
         be used on this machine, else one sentence that says why not and what to do.
+    capabilities : Capabilities, optional
+        What ``shardcore info`` shows of it: those of the class, where they are known without it.
 
     Raises
     ------
     ShardcoreValueError
         If the name breaks the rule.
     ShardcoreTypeError
-        If `factory` or `unavailable` is not callable.
+        If `factory` or `unavailable` is not callable, or `capabilities` are none.
 
     Examples
     --------
@@ -71,6 +74,7 @@ and underscores, starting with a letter, got 'Acme'
     name: str
     factory: Callable[..., Any]
     unavailable: Callable[[], str | None] | None = None
+    capabilities: Capabilities | None = None
 
     def __post_init__(self) -> None:
         if not (isinstance(self.name, str) and re.fullmatch("[a-z][a-z0-9_]*", self.name)):
@@ -81,6 +85,11 @@ and underscores, starting with a letter, got 'Acme'
         _check_callable(self.factory, f"factory of backend {self.name!r}")
         if self.unavailable is not None:
             _check_callable(self.unavailable, f"unavailable of backend {self.name!r}")
+        if not isinstance(self.capabilities, Capabilities | None):
+            raise ShardcoreTypeError(
+                f"capabilities of backend {self.name!r} must be Capabilities or None, "
+                f"got {self.capabilities!r}"
+            )
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,14 @@ import inspect
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import pluggy
 
+from shardcore.backend.capabilities import Capabilities
 from shardcore.errors import (
     BrokenPluginError,
     PluginConflictError,
@@ -70,11 +71,14 @@ class BackendInfo:
         Why not, None if it is available.
     provider : str
         The plugin, ``distribution:entry``; several joined by " and " if they conflict.
+    capabilities : Capabilities or None
+        What tables it can have, if its plugin says so.
     """
 
     available: bool
     reason: str | None
     provider: str
+    capabilities: Capabilities | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -361,7 +365,8 @@ def backends() -> dict[str, BackendInfo]:
             except BrokenPluginError as error:
                 reason = str(error)
         provider = " and ".join(one.provider for one in provided)
-        listed[name] = BackendInfo(reason is None, reason, provider)
+        capabilities = provided[0].spec.capabilities
+        listed[name] = BackendInfo(reason is None, reason, provider, capabilities)
     return listed
 
 

@@ -125,6 +125,32 @@ class Layout:
         return cls._make("mod", *_even_sizes(rows, shards))
 
     @classmethod
+    def of(cls, strategy: str, rows: int, shards: int) -> Layout:
+        """Return the layout of a strategy, "div" or "mod".
+
+        Parameters
+        ----------
+        strategy : {"div", "mod"}
+        rows : int, >= 0
+        shards : int, >= 1
+
+        Raises
+        ------
+        ShardcoreValueError
+            If it is another strategy.
+        ShardcoreTypeError, ShardcoreValueError
+            If a number is not an integer or too small.
+
+        Examples
+        --------
+        >>> Layout.of("mod", 5, 2).shard_sizes
+        array([3, 2])
+        """
+        if strategy not in ("div", "mod"):
+            raise ShardcoreValueError(f"strategy must be 'div' or 'mod', got {strategy!r}")
+        return cls.mod(rows, shards) if strategy == "mod" else cls.div(rows, shards)
+
+    @classmethod
     def from_sizes(cls, sizes: Iterable[int]) -> Layout:
         """Return consecutive ranges of the given sizes.
 

@@ -45,25 +45,22 @@ class ModelBackend(Backend):
     """
 
     name = "model"
-    quantizes = True
 
     def __init__(self) -> None:
         super().__init__()
         self.arrays: dict[tuple[str, str | None], NDArray[Any]] = {}
         self._lock = threading.RLock()
 
-    def create_table(self, spec: TableSpec) -> None:
-        """Create rows and slots."""
+    def make_table(self, spec: TableSpec) -> None:
+        """Make rows and slots."""
         row_ids = np.arange(spec.num_rows, dtype=np.int64)
         rows = spec.initializer(row_ids, (spec.dim,), spec.dtype, spec.seed)
         self.arrays[spec.name, None] = rows = np.array(rows, spec.dtype)
         for name, slot in initial_slots(spec.optimizer, rows, row_ids, spec.seed).items():
             self.arrays[spec.name, name] = slot
-        self.specs[spec.name] = spec
 
-    def drop_table(self, table: str) -> None:
+    def remove_table(self, table: str) -> None:
         """Forget a table."""
-        del self.specs[table]
         for key in [key for key in self.arrays if key[0] == table]:
             del self.arrays[key]
 

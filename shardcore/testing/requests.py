@@ -21,7 +21,7 @@ from shardcore.optimizer.hyperparameters import LearningRate
 from shardcore.optimizer.slots import SlotSpec
 from shardcore.store.segment_reduce import divisors
 
-__all__ = ["Probe", "Refusing", "gradient_of", "make_bags", "make_spec", "read_only"]
+__all__ = ["Probe", "Refusing", "gradient_of", "joined", "make_bags", "make_spec", "read_only"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -152,3 +152,20 @@ def gradient_of(
     """Return a random gradient for a feature's activations, in the working dtype."""
     shape = (bags.num_bags, spec.dim)
     return read_only((rng.uniform(-scale, scale, shape)).astype(working_dtype(spec.dtype)))
+
+
+def joined(first: FeatureBags, second: FeatureBags) -> FeatureBags:
+    """Return the bags of two batches of a feature as those of one."""
+
+    def both(one: NDArray[Any] | None, other: NDArray[Any] | None) -> NDArray[Any] | None:
+        if one is None or other is None:
+            return None
+        return read_only(np.concatenate([one, other]))
+
+    return FeatureBags(
+        read_only(np.concatenate([first.ids, second.ids])),
+        read_only(np.concatenate([first.row_splits, second.row_splits[1:] + first.ids.size])),
+        both(first.weights, second.weights),
+        both(first.divisors, second.divisors),
+        first.bags_per_sample,
+    )

@@ -29,7 +29,7 @@ Gradients: TypeAlias = Sequence[NDArray[Any] | None]
 def looked_up(backend: Backend, batches: Sequence[TableBatch]) -> list[list[NDArray[Any]]]:
     """Look up, and read the activations where the backend has arrays of its own."""
     found = backend.lookup(batches)
-    if not backend.device_arrays:
+    if not backend.capabilities.device_arrays:
         return found
     return [[np.asarray(array) for array in arrays] for arrays in found]
 
@@ -62,11 +62,7 @@ class Looked:
         cast = [None if one is None else one.astype(value) for one in gradients]
         own, models = self.updates(cast, step)
         given = tuple(None if one is None else to_device(one) for one in gradients)
-        unchecked = tuple(
-            f"gradients[{at}]" if check and one is not gradients[at] else None
-            for at, one in enumerate(given)
-        )
-        return replace(own, gradients=given, unchecked=unchecked), models
+        return replace(own, gradients=given, check=check), models
 
 
 class Twins:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardcore.backend.base import Backend
-from shardcore.backend.process_group import Together
+from shardcore.backend.process_group import ProcessGroup
 from shardcore.errors import ShardcoreRuntimeError, ShardcoreTypeError, ShardcoreValueError
 from shardcore.sharding.layout import Layout
 from shardcore.store.scatter import gather_rows, put_rows
@@ -305,9 +305,9 @@ class BackendRowStore:
         self._calling(self._backend.change, self._called, method, arguments)
 
     @property
-    def checkpoint_together(self) -> Together | None:
+    def checkpoint_process_group(self) -> ProcessGroup | None:
         """The processes that hold the rows together; None, unless several do."""
-        return self._backend.together
+        return self._backend.process_group
 
     @property
     def layout(self) -> Layout:

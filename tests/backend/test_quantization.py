@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
 import shardcore as sc
+from shardcore.backend import Capabilities, initial_arrays
 from shardcore.backend.base import Backend
 from shardcore.backend.quantization import QuantizationConfig
 from shardcore.dtypes import as_dtype
 from shardcore.features.config import FeatureConfig, TableConfig
-from shardcore.initializers.filling import fill
 from shardcore.lookup.serving import serving_embedding_lookup
 
 ROWS, DIM = 40, 5
@@ -26,14 +28,11 @@ class Plain(Backend):
         super().__init__()
         self._arrays = {}
 
-    def create_table(self, spec):
-        self._arrays[spec.name] = np.empty((spec.num_rows, spec.dim), spec.dtype)
-        fill(self._arrays[spec.name], spec.initializer, range(spec.num_rows), spec.seed)
-        self.specs[spec.name] = spec
+    def make_table(self, spec):
+        self._arrays[spec.name] = initial_arrays(spec)[None]
 
-    def drop_table(self, table):
-        del self.specs[table]
-        del self._arrays[table]
+    def remove_table(self, table):
+        self._arrays.pop(table, None)
 
     def gather(self, table, slot, rows):
         return self._arrays[table][rows]
@@ -42,13 +41,11 @@ class Plain(Backend):
         self._arrays[table][rows] = values
 
 
-class OwnLookup(Plain):
-    """Overrides a part of the base class's lookup, and says nothing of quantization."""
+class Unable(Plain):
+    """Declares that its lookups do not round."""
 
-    name = "own_lookup"
-
-    def lookup(self, batches):
-        return super().lookup(batches)
+    name = "unable"
+    capabilities = Capabilities(quantization=False)
 
 
 BACKENDS = [
@@ -142,10 +139,8 @@ def test_gradients_of_weights_are_those_of_the_rounded_rows(backend, combiner):
     np.testing.assert_allclose(found["bag"], numeric, atol=1e-7)
 
 
-def test_a_lookup_of_ones_own_must_say_that_it_rounds():
-    assert Plain().quantizes
-    assert not OwnLookup().quantizes
-    message = "table 't': backend 'own_lookup' does not quantize the rows it looks up"
-    with pytest.raises(sc.ShardcoreError, match=message):
-        make_engine(OwnLookup)
-    make_engine(OwnLookup, quantization=None)
+def test_a_backend_that_does_not_round_refuses_such_a_table():
+    message = f"table 't' must have quantization None on backend 'unable', got {BUCKETS!r}"
+    with pytest.raises(sc.ShardcoreError, match=re.escape(message)):
+        make_engine(Unable)
+    make_engine(Unable, quantization=None)

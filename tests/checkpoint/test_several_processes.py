@@ -46,13 +46,13 @@ class Processes:
 class Backend(CpuBackend):
     """The embedded backend, as if others held its tables too."""
 
-    together = None
+    process_group = None
 
 
 def make_engine(together):
     table = sc.TableConfig(6, 2, initializer=sc.initializers.RowId(), name="t")
     backend = Backend()
-    backend.together = together
+    backend.process_group = together
     e = sc.ShardedEmbedding(sc.FeatureConfig(table), sc.optimizers.SGD(), backend)
     e.build()
     return e

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 import shardcore as sc
+from shardcore.backend import initial_arrays
 from shardcore.backend.base import Backend
 from shardcore.features.config import FeatureConfig, TableConfig
-from shardcore.initializers.filling import fill
-from shardcore.optimizer.slot_values import initial_slots
 
 BATCHES = (500, 2, 0, 61)
 HOT = 3  # a row that one batch names more than 4,096 times
@@ -28,25 +27,17 @@ class Dictionary(Backend):
         super().__init__()
         self._arrays = {}
 
-    def create_table(self, spec):
-        rows = np.empty((spec.num_rows, spec.dim), spec.dtype)
-        fill(rows, spec.initializer, range(spec.num_rows), spec.seed)
-        self._arrays[spec.name, None] = rows
-        numbers = range(spec.num_rows)
-        for name, slot in initial_slots(spec.optimizer, rows, numbers, spec.seed).items():
-            self._arrays[spec.name, name] = slot
-        self.specs[spec.name] = spec
+    def make_table(self, spec):
+        self._arrays[spec.name] = initial_arrays(spec)
 
-    def drop_table(self, table):
-        del self.specs[table]
-        for key in [key for key in self._arrays if key[0] == table]:
-            del self._arrays[key]
+    def remove_table(self, table):
+        self._arrays.pop(table, None)
 
     def gather(self, table, slot, rows):
-        return self._arrays[table, slot][rows]
+        return self._arrays[table][slot][rows]
 
     def scatter(self, table, slot, rows, values):
-        self._arrays[table, slot][rows] = values
+        self._arrays[table][slot][rows] = values
 
 
 def make_engine(backend, options=None, layout="div", dtype="float32"):

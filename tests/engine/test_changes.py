@@ -17,12 +17,11 @@ import numpy as np
 import pytest
 
 import shardcore as sc
+from shardcore.backend import initial_arrays
 from shardcore.backend.base import Backend
 from shardcore.backend.messages import FeatureBags, TableBatch, TableUpdate
 from shardcore.errors import ShardcoreRuntimeError, ShardcoreTypeError
-from shardcore.initializers.filling import fill
 from shardcore.optimizer.base import Optimizer
-from shardcore.optimizer.slot_values import initial_slots
 from shardcore.optimizer.slots import SlotSpec
 from shardcore.store.lock import ReadWriteLock
 from shardcore.variable import indexing
@@ -38,27 +37,19 @@ class Dictionary(Backend):
 
     def __init__(self) -> None:
         super().__init__()
-        self.arrays: dict[Any, np.ndarray] = {}
+        self.arrays: dict[str, Any] = {}
 
-    def create_table(self, spec: Any) -> None:
-        rows = np.empty((spec.num_rows, spec.dim), spec.dtype)
-        fill(rows, spec.initializer, range(spec.num_rows), spec.seed)
-        self.arrays[spec.name, None] = rows
-        numbers = range(spec.num_rows)
-        for name, slot in initial_slots(spec.optimizer, rows, numbers, spec.seed).items():
-            self.arrays[spec.name, name] = slot
-        self.specs[spec.name] = spec
+    def make_table(self, spec: Any) -> None:
+        self.arrays[spec.name] = initial_arrays(spec)
 
-    def drop_table(self, table: str) -> None:
-        del self.specs[table]
-        for key in [key for key in self.arrays if key[0] == table]:
-            del self.arrays[key]
+    def remove_table(self, table: str) -> None:
+        self.arrays.pop(table, None)
 
     def gather(self, table: str, slot: str | None, rows: Any) -> np.ndarray:
-        return self.arrays[table, slot][rows]
+        return self.arrays[table][slot][rows]
 
     def scatter(self, table: str, slot: str | None, rows: Any, values: Any) -> None:
-        self.arrays[table, slot][rows] = values
+        self.arrays[table][slot][rows] = values
 
 
 def backend_of(name: str) -> Any:

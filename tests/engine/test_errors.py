@@ -8,6 +8,7 @@ from shardcore_cpu.backend import CpuBackend
 from shardcore_sim.backend import SimBackend
 
 import shardcore as sc
+from shardcore.backend import Capabilities
 from shardcore.backend.quantization import QuantizationConfig
 from shardcore.checkpoint.state import SavedTensor
 from shardcore.errors import (
@@ -104,7 +105,7 @@ class Forgetful(CpuBackend):
     """Looks rows up in a way of its own, and does not round them."""
 
     name = "forgetful"
-    quantizes = False
+    capabilities = Capabilities(quantization=False)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +144,8 @@ class Forgetful(CpuBackend):
              "table 'a' so"),
         case("quantization", leaf(name="q", quantization_config=QuantizationConfig(3, -1, 1)),
              {"backend": Forgetful()}, ShardcoreValueError,
-             "table 'q': backend 'forgetful' does not quantize the rows it looks up"),
+             "table 'q' must have quantization None on backend 'forgetful', got "
+             "QuantizationConfig(num_buckets=3, lower=-1.0, upper=1.0)"),
         case("backend type", leaf(), {"backend": 3}, ShardcoreTypeError,
              "backend must be a name or a Backend, got 3"),
         case("unknown backend", leaf(), {"backend": "abacus"}, UnknownPluginError,
@@ -610,5 +612,6 @@ def test_the_restore_that_the_cases_above_break_works():
     e = make_engine()
     plan = e.checkpoint_restore(WHOLE, saved(), slots="load")
     assert list(plan.writes) == ["t", "t/accumulators", "frozen"]
+    plan.begin()
     plan.commit()
     assert e.step == 7

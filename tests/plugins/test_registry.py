@@ -419,7 +419,7 @@ print(sorted(registry.backends()), registry.optimizers())
     )
     assert printed == [
         "bare ShardcoreTypeError: shardcore_backends() must yield BackendSpec records, got "
-        "BackendSpec(name='bare', factory=<class 'dict'>, unavailable=None)",
+        "BackendSpec(name='bare', factory=<class 'dict'>, unavailable=None, capabilities=None)",
         "name ShardcoreValueError: name of a backend must be lower-case letters, digits and "
         "underscores, starting with a letter, got 'Upper'",
         "nothing ShardcoreTypeError: shardcore_optimizers() must yield OptimizerSpec records, "

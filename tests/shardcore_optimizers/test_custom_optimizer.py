@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import shardcore as sc
+from shardcore.backend import initial_arrays
 from shardcore.backend.base import Backend
 from shardcore.backend.gradients import gradient_rows, sorted_rows
 from shardcore.backend.messages import FeatureBags, TableBatch, TableSpec, TableUpdate
 from shardcore.errors import ShardcoreError
-from shardcore.optimizer.slot_values import initial_slots
 from shardcore.optimizer.slots import SlotSpec
 from shardcore.store.occurrences import every_row
 from shardcore.store.table import StoreTable
@@ -113,22 +113,17 @@ class Small(Backend):
         super().__init__()
         self.arrays = {}
 
-    def create_table(self, spec):
-        row_ids = np.arange(spec.num_rows)
-        rows = spec.initializer(row_ids, (spec.dim,), spec.dtype, spec.seed)
-        self.arrays[spec.name, None] = rows = np.array(rows, spec.dtype)
-        for name, slot in initial_slots(spec.optimizer, rows, row_ids, spec.seed).items():
-            self.arrays[spec.name, name] = slot
-        self.specs[spec.name] = spec
+    def make_table(self, spec):
+        self.arrays[spec.name] = initial_arrays(spec)
 
-    def drop_table(self, table):
-        del self.specs[table]
+    def remove_table(self, table):
+        self.arrays.pop(table, None)
 
     def gather(self, table, slot, rows):
-        return self.arrays[table, slot][rows]
+        return self.arrays[table][slot][rows]
 
     def scatter(self, table, slot, rows, values):
-        self.arrays[table, slot][rows] = values
+        self.arrays[table][slot][rows] = values
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
@@ -161,7 +156,7 @@ def test_the_base_class_of_backends_and_the_store_agree(optimizer, dtype):
         rest = (gradients, optimizer.hyper(), step, spec.seed)
         table.apply(occurrences, occurrences.rows, *rest)
         for slot, array in {None: table.rows, **table.slots}.items():
-            assert backend.arrays["t", slot].tobytes() == array.tobytes()
+            assert backend.arrays["t"][slot].tobytes() == array.tobytes()
     assert (table.rows != before)[:20].all(axis=1).any()
     if optimizer.lazy:
         assert (table.rows == before)[20:].all()

@@ -127,7 +127,7 @@ def test_one_process_has_nobody_to_agree_with():
         yield
 
     backend = PjrtBackend("cpu", 2)
-    assert backend.together is None
+    assert backend.process_group is None
     processes_of(backend.mesh).agree("lookup", parts())
 
 

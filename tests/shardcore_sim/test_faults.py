@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import re
 from dataclasses import dataclass
 
@@ -196,7 +197,7 @@ def assert_broken(e, why):
         lambda: step(e, 5),
         lambda: np.asarray(e.tables["row"]),
         lambda: backend.scatter("row", None, np.array([1]), np.zeros((1, 6), np.float32)),
-        lambda: backend.create_table(backend.specs["row"]),
+        lambda: backend.create_table(dataclasses.replace(backend.specs["row"], name="new")),
     ):
         with pytest.raises(ShardcoreRuntimeError, match=re.escape(message)):
             call()
@@ -336,21 +337,25 @@ def test_a_broken_cluster_is_whole_after_every_row_was_written():
     with pytest.raises(HostLostError):
         step(e, 1)
     e.apply_gradients(None)
-    with pytest.raises(ShardcoreRuntimeError, match="end_restore came without begin_restore"):
-        backend.end_restore()
-    backend.begin_restore()
-    for (table, slot), values in saved.items():
-        if (table, slot) != ("column", "counts"):
-            backend.write(table, slot, 0, values)
-    backend.write("column", "counts", 0, saved["column", "counts"][:7])
-    backend.write("column", "counts", 8, saved["column", "counts"][8:])
     message = "the restore is not complete: row 7 of slot 'counts' of 'column' was not written"
+
+    def write_all_but_one():
+        with backend.restoring():
+            for (table, slot), values in saved.items():
+                if (table, slot) != ("column", "counts"):
+                    backend.write(table, slot, 0, values)
+            backend.write("column", "counts", 0, saved["column", "counts"][:7])
+            backend.write("column", "counts", 8, saved["column", "counts"][8:])
+
     with pytest.raises(ShardcoreRuntimeError, match=re.escape(message)):
-        backend.end_restore()
+        write_all_but_one()
     with pytest.raises(ShardcoreRuntimeError, match="the cluster is broken"):
         e([[[1]]] * 4)
-    backend.write("column", "counts", 7, saved["column", "counts"][7:8])
-    backend.end_restore()
+    with pytest.raises(ShardcoreRuntimeError, match="the cluster is broken"):
+        backend.write("column", "counts", 7, saved["column", "counts"][7:8])
+    with backend.restoring():
+        for (table, slot), values in saved.items():
+            backend.write(table, slot, 0, values)
     assert backend.report().broken is None
     step(e, 1)
     step(e, 2)
@@ -362,15 +367,45 @@ def test_a_restore_of_no_row_says_which():
     e = make_engine(backend)
     with pytest.raises(HostLostError):
         e([[[0]], [[39]]] * 2)
-    backend.begin_restore()
-    with pytest.raises(ShardcoreRuntimeError, match=re.escape("row 0 of table 'row' was not")):
-        backend.end_restore()
+    with (
+        pytest.raises(ShardcoreRuntimeError, match=re.escape("row 0 of table 'row' was not")),
+        backend.restoring(),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("broken", [False, True], ids=["whole", "broken"])
+def test_a_restore_that_fails_leaves_the_cluster_as_it_was(broken):
+    """Where it is broken, writes are refused again, and a lost host is reported as before."""
+    backend = SimBackend(2, [LoseHost(0, LOOKUP)] if broken else [])
+    e = make_engine(backend)
+    if broken:
+        with pytest.raises(HostLostError):
+            e([[[0]], [[39]]] * 2)
+    row, ones = np.array([1]), np.ones((1, 6), np.float32)
+
+    def fail():
+        with backend.restoring():
+            backend.scatter("row", None, row, ones)
+            raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        fail()
+    assert (backend.report().broken is not None) is broken
+    if broken:
+        with pytest.raises(ShardcoreRuntimeError, match="the cluster is broken"):
+            backend.scatter("row", None, row, ones)
+        with pytest.raises(ShardcoreRuntimeError, match="the cluster is broken"):
+            e([[[1]], [[2]]] * 2)
+    else:
+        backend.scatter("row", None, row, ones)
+        assert e.tables["row"][1].tolist() == [1.0] * 6
 
 
 def test_restoring_a_whole_cluster_needs_nothing():
     e = trained(SimBackend(3))
-    e._backend.begin_restore()
-    e._backend.end_restore()
+    with e._backend.restoring():
+        pass
     assert visible(e) == expected()
 
 

@@ -67,8 +67,8 @@ def update_parts(updates: Sequence[TableUpdate]) -> Iterator[Part]:
         table = f"table {update.batch.table!r}"
         yield f"step of {table}", str(update.step)
         yield f"hyper-parameters of {table}", np.array(update.hyper, np.float64)
-        for at, (gradient, path) in enumerate(zip(update.gradients, update.unchecked, strict=True)):
-            name = path or f"gradient {at} of {table}"
+        for at, gradient in enumerate(update.gradients):
+            name = f"gradient {at} of {table}"
             if gradient is None:
                 yield name, b""
             elif isinstance(gradient, np.ndarray):

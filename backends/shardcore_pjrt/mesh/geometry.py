@@ -98,8 +98,7 @@ class Geometry:
         """Which shard holds which row. One shard, unless rows are cut."""
         if self.placement != "row":
             return Layout.div(self.num_rows, 1)
-        make = Layout.mod if self.layout_name == "mod" else Layout.div
-        return make(self.num_rows, self.devices)
+        return Layout.of(self.layout_name, self.num_rows, self.devices)
 
     @cached_property
     def columns(self) -> int:

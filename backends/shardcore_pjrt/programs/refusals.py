@@ -2,25 +2,27 @@
 
 Whether a batch may change anything is one value on the devices, which its test makes from the
 gradients and the value before, and which every update program takes: no update waits for the host.
-The host looks at the backend's next call, and tells what was wrong.
+The host looks when it is asked for a report.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from shardcore.backend import TableUpdate
-from shardcore.errors import UpdateRefusedError
-from shardcore_pjrt.mesh.placing import fetched, put, resharding_program, whole
+from shardcore.backend import NotFinite, TableUpdate
+from shardcore_pjrt.mesh.placing import fetched, put, resharding_program, spans_processes, whole
 from shardcore_pjrt.programs.compiled import Programs
 
 __all__ = ["Refusals"]
+
+_BEHIND: Final = 8
+"""Batches whose test the host does not wait for."""
 
 
 def finite_program(mesh: Mesh, tested: int) -> Callable[..., jax.Array]:
@@ -48,6 +50,7 @@ class Refusals:
 
     def __init__(self, mesh: Mesh, programs: Programs) -> None:
         self._mesh = mesh
+        self._alone = not spans_processes(mesh)
         self._programs = programs
         self._go = self._yes = put({"go": np.array(True)}, {"go": whole(mesh)})["go"]
         self._pending: list[tuple[jax.Array, Sequence[TableUpdate]]] = []
@@ -63,8 +66,8 @@ class Refusals:
         tested = tuple(
             gradient
             for update in updates
-            for gradient, path in zip(update.gradients, update.unchecked, strict=True)
-            if path is not None
+            for gradient in update.gradients
+            if update.check and isinstance(gradient, jax.Array)
         )
         if tested:
             program = self._programs.get(finite_program, self._mesh, len(tested))
@@ -73,33 +76,39 @@ class Refusals:
             self._pending.append((self._go, updates))
         return self._go
 
-    def settle(self) -> None:
-        """Wait until it is known of all batches so far, and raise for the first that was refused.
+    def report(self, wait: bool) -> NotFinite | None:
+        """Report the first batch that was refused; once.
 
-        Raises
-        ------
-        UpdateRefusedError
-            Once; what is handed over afterwards works as if nothing had been.
+        What is handed over afterwards works as if nothing had been. Several processes wait for the
+        same batches, whatever one of them could know earlier.
+
+        Parameters
+        ----------
+        wait : bool
+            Whether to wait for all batches so far; else for those only that are long past.
         """
-        pending, self._pending = self._pending, []
-        if not pending or bool(fetched(pending[-1][0])):
-            return
-        self._go = self._yes
-        refused = [updates for go, updates in pending if not bool(fetched(go))]
-        raise UpdateRefusedError(self._message(refused[0]), len(refused))
+        while self._pending:
+            go, updates = self._pending[0]
+            known = wait or len(self._pending) > _BEHIND or (self._alone and go.is_ready())
+            if not known:
+                return None
+            if not bool(fetched(go)):  # nor has any batch after it done anything
+                refused, self._pending, self._go = len(self._pending), [], self._yes
+                return self._first_of(updates, refused)
+            del self._pending[0]
+        return None
 
-    def _message(self, updates: Sequence[TableUpdate]) -> str:
+    def _first_of(self, updates: Sequence[TableUpdate], refused: int) -> NotFinite:
         show = resharding_program(whole(self._mesh))
         for update in updates:
-            for at, path in enumerate(update.unchecked):
-                if path is None:
+            for feature, gradient in enumerate(update.gradients):
+                if not update.check or not isinstance(gradient, jax.Array):
                     continue
-                gradient: Any = update.gradients[at]
                 given = fetched(show(gradient))
                 with np.errstate(over="ignore"):
                     finite = np.isfinite(given.astype(np.float32))
                 if not finite.all():
                     bag, column = divmod(int(finite.argmin()), given.shape[1])
-                    value = given[bag, column]
-                    return update.not_finite(at, bag, column, value, np.dtype(np.float32))
+                    value = float(given[bag, column])
+                    return NotFinite(update, feature, bag, column, value, refused)
         raise AssertionError("a refused batch has a gradient that is not finite")

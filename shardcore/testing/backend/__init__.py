@@ -43,7 +43,8 @@ class BackendConformance(
         float16 or bfloat16, as an array that the backend takes for a gradient, of the same shape
         and dtype.
 
-    Activations of a backend with ``device_arrays = True`` are read by `numpy.asarray`.
+    All that the backend's `capabilities` promise is tested, and that the rest is refused.
+    Activations on a device are read by `numpy.asarray`.
 
     Attributes
     ----------
@@ -52,19 +53,17 @@ class BackendConformance(
         sums makes possible.
     tolerance : float, default 1e-5
         Relative and absolute, where `exact` is False.
-    dtypes : tuple of str, default all four table dtypes
-        The dtypes its tables can have, float32 among them. It must refuse the others.
     max_examples, steps_per_example : int, default 20 and 30
         Runs of the state machine, and calls in each.
 
     Examples
     --------
-    The suite of a backend that is exact but has no bfloat16:
+    The suite of a backend whose sums are exact:
 
     >>> import pytest
     >>> from shardcore.testing import BackendConformance, ModelBackend
     >>> class TestAcme(BackendConformance):
-    ...     dtypes = ("float32", "float64", "float16")
+    ...     exact = True
     ...
     ...     @pytest.fixture
     ...     def backend(self):

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from shardcore.backend.base import Backend
 from shardcore.backend.messages import TableUpdate
 from shardcore.dtypes import as_dtype, working_dtype
-from shardcore.errors import UnavailableError, UpdateRefusedError
+from shardcore.errors import UnavailableError
 from shardcore.testing.agreement import assert_agree
 from shardcore.testing.backend.fixtures import BackendFixtures, each_dtype
-from shardcore.testing.requests import Probe, bags_of, gradient_of, make_bags, make_spec
+from shardcore.testing.requests import Probe, gradient_of, make_bags, make_spec
 from shardcore.testing.twins import ToDevice, Twins
 
 
@@ -69,7 +67,7 @@ class DeviceArrayTests(BackendFixtures):
     def test_device_gradients_that_are_not_finite_change_nothing(
         self, twins: Twins, rng: np.random.Generator, to_device: ToDevice, value: float
     ) -> None:
-        """No table of that batch, nor of those after it until it is told; then all goes on."""
+        """No table of that batch, nor of those after it until it is reported; then all goes on."""
         specs = [twins.create(make_spec(name, 12, 3, optimizer=Probe())) for name in ("a", "b")]
 
         def batch(step: int, bad: float | None = None) -> list[tuple[TableUpdate, TableUpdate]]:
@@ -90,57 +88,44 @@ class DeviceArrayTests(BackendFixtures):
             return pairs
 
         twins.apply_pairs(batch(1))
+        assert twins.backend.check_updates(wait=True) is None
         bad, after = ([own for own, _ in batch(2, value)], [own for own, _ in batch(3)])
-        error, returned = _refusal_of(
-            lambda: twins.backend.apply(bad),
-            lambda: twins.backend.apply(after),
-            lambda: twins.backend.read("a", None, 0, 1),
-        )
-        message = f"gradients[1] must be finite in float32: gradients[1][4, 2] = {value}"
-        assert str(error) == message
-        assert error.updates == returned, "updates must count each apply that returned"
+        applied, report = 0, None
+        for updates in (bad, after):
+            if report is None:
+                twins.backend.apply(updates)
+                applied += 1
+                report = twins.backend.check_updates(wait=False)
+        report = report or twins.backend.check_updates(wait=True)
+        assert report is not None, "a gradient that is not finite must be reported"
+        assert report.update is bad[1], "the report must give the update back as it came"
+        assert (report.feature, report.bag, report.column) == (1, 4, 2)
+        np.testing.assert_equal(report.value, value)
+        assert report.updates == applied, "updates must count each apply that did nothing"
+        assert twins.backend.check_updates(wait=True) is None, "a report comes once"
         twins.check_storage()
         twins.check_reads()
         twins.apply_pairs(batch(2))
 
-    @pytest.mark.parametrize(
-        "call",
-        [
-            lambda backend: backend.gather("t", None, np.array([1])),
-            lambda backend: backend.scatter("t", "peaks", np.array([1]), np.ones((1, 1), "f")),
-            lambda backend: backend.read("t", "velocities", 0, 3),
-            lambda backend: backend.write("t", None, 0, np.ones((1, 3), np.float32)),
-            lambda backend: backend.shards("t", None),
-            lambda backend: backend.counters(),
-            lambda backend: backend.begin_restore(),
-            lambda backend: backend.close(),
-        ],
-        ids=["gather", "scatter", "read", "write", "shards", "counters", "begin_restore", "close"],
-    )
-    def test_a_refused_update_is_told_by_the_next_call(
-        self, twins: Twins, to_device: ToDevice, call: Callable[[Backend], Any]
+    def test_a_report_may_come_after_its_table(
+        self, twins: Twins, rng: np.random.Generator, to_device: ToDevice
     ) -> None:
-        """Once, whatever is called; what is told has done nothing, but for `close`."""
+        """The last update is reported even if its table was dropped since."""
         spec = twins.create(make_spec("t", 12, 3, optimizer=Probe()))
-        bags = bags_of(spec, np.arange(4), np.arange(5), None, "sum")
+        bags = make_bags(rng, spec, 4)
         (looked,) = twins.lookup(("t", [bags]), training=True)
         gradient = np.full((4, 3), np.nan, np.float32)
         update, _ = looked.device_updates(
             [gradient], 1, lambda array: to_device(twins.backend, array), check=True
         )
-        error, returned = _refusal_of(
-            lambda: twins.backend.apply([update]), lambda: call(twins.backend)
-        )
-        assert str(error) == "gradients[0] must be finite in float32: gradients[0][0, 0] = nan"
-        assert error.updates == returned
-        if twins.backend.specs:  # not closed
-            twins.check_storage()
-            twins.check_reads()
-            twins.backend.counters()
-            twins.backend.close()
-        assert twins.backend.specs == {}
+        twins.backend.apply([update])
+        twins.drop("t")
+        report = twins.backend.check_updates(wait=True)
+        assert report is not None
+        assert (report.feature, report.bag, report.column) == (0, 0, 0)
+        assert report.updates == 1
 
-    def test_device_gradients_without_a_path_are_not_tested(
+    def test_device_gradients_are_not_tested_unless_asked(
         self, twins: Twins, rng: np.random.Generator, to_device: ToDevice
     ) -> None:
         """check_gradients=False: what is not finite arrives."""
@@ -157,16 +142,6 @@ class DeviceArrayTests(BackendFixtures):
             ]
         )
         assert np.isnan(twins.raw("t")).any()
-
-
-def _refusal_of(*calls: Callable[[], Any]) -> tuple[UpdateRefusedError, int]:
-    """Make calls until one is refused; return its error, and how many returned before."""
-    for returned, call in enumerate(calls):
-        try:
-            call()
-        except UpdateRefusedError as error:
-            return error, returned
-    pytest.fail("no call told of a gradient that is not finite")
 
 
 def _has_bfloat16() -> bool:

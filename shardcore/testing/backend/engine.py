@@ -50,7 +50,11 @@ class EngineTests(BackendFixtures):
         ]
         for outputs, expected in zip(engines[0], engines[1], strict=True):
             for name, wanted in expected.items():
-                out = np.asarray(outputs[name]) if backend.device_arrays else outputs[name]
+                out = (
+                    np.asarray(outputs[name])
+                    if backend.capabilities.device_arrays
+                    else outputs[name]
+                )
                 assert_agree(out, wanted, f"activations of {name!r}: out", self._limit)
         for (table, slot), wanted in model.arrays.items():
             stored = np.array(raw_rows(backend, table, slot))

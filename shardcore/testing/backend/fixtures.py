@@ -24,9 +24,15 @@ class BackendFixtures:
 
     exact: ClassVar[bool] = True
     tolerance: ClassVar[float] = 1e-5
-    dtypes: ClassVar[Sequence[str]] = TABLE_DTYPES
     max_examples: ClassVar[int] = 20
     steps_per_example: ClassVar[int] = 30
+
+    _dtypes: Sequence[str] = ()
+
+    @pytest.fixture(autouse=True)
+    def _know_dtypes(self, backend: Backend) -> None:
+        """Take over which dtypes the backend has."""
+        self._dtypes = backend.capabilities.dtypes
 
     @pytest.fixture
     def backend(self) -> Backend:
@@ -47,8 +53,8 @@ class BackendFixtures:
     @pytest.fixture
     def to_device(self, backend: Backend) -> ToDevice:
         """Return what makes arrays of the backend's own; to be overridden."""
-        if not backend.device_arrays:
-            pytest.skip("the backend has no arrays of its own (device_arrays = False)")
+        if not backend.capabilities.device_arrays:
+            pytest.skip("the backend has no arrays of its own (device_arrays=False)")
         pytest.fail(
             f"{type(self).__name__} must override the fixture 'to_device': return a callable "
             "(backend, array) -> an array that the backend takes for a gradient"
@@ -70,7 +76,7 @@ class BackendFixtures:
 
     def _need(self, dtype: str) -> str:
         """Return a dtype of the battery, or skip the test."""
-        if dtype not in self.dtypes:
+        if dtype not in self._dtypes:
             pytest.skip(f"the backend has no tables of {dtype}")
         try:
             as_dtype(dtype)

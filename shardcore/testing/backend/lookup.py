@@ -58,7 +58,7 @@ class LookupTests(BackendFixtures):
     ) -> None:
         """One call answers for all tables of a batch, each with features of any number of bags."""
         a = twins.create(make_spec("a", 40, 4, "float32"))
-        b = twins.create(make_spec("b", 5, 9, self.dtypes[-1], layout="mod"))
+        b = twins.create(make_spec("b", 5, 9, self._dtypes[-1], layout="mod"))
         one, mean = make_bags(rng, a, 12), make_bags(rng, a, 24, combiner="mean", weighted=True)
         two = make_bags(rng, b, 12, combiner="sqrtn")
         twins.lookup(("b", [two]), ("a", [one, mean, one]))
@@ -94,8 +94,8 @@ class LookupTests(BackendFixtures):
         self, twins: Twins, rng: np.random.Generator, dtype: str
     ) -> None:
         """Lookups see rounded rows; what is stored, read and updated is not rounded."""
-        if not twins.backend.quantizes:
-            pytest.skip("the backend does not round rows for lookups (quantizes = False)")
+        if not twins.backend.capabilities.quantization:
+            pytest.skip("the backend does not round rows for lookups (quantization=False)")
         buckets = QuantizationConfig(5, -0.75, 0.75)
         spec = make_spec("t", 30, 6, self._need(dtype), Probe(), quantization=buckets)
         twins.create(spec)

@@ -16,7 +16,7 @@ class SequenceTests(BackendFixtures):
     def test_state_machine(self, backend: Backend, raw_rows: RawRows) -> None:
         """Random sequences of calls, beside the model; Hypothesis shows the shortest that fails."""
         dtypes = []
-        for dtype in self.dtypes:
+        for dtype in self._dtypes:
             try:
                 as_dtype(dtype)
             except UnavailableError:

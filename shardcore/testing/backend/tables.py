@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from shardcore import optimizers
 from shardcore.backend.base import Backend
 from shardcore.backend.messages import TableBatch
+from shardcore.backend.quantization import QuantizationConfig
 from shardcore.dtypes import TABLE_DTYPES, as_dtype, working_dtype
 from shardcore.errors import ShardcoreError
 from shardcore.initializers.base import derived_seed
@@ -121,26 +123,37 @@ class TableTests(BackendFixtures):
             {"placement": "column"},
             {"placement": "replicated"},
             {"exchange": "partial"},
+            {"quantization": QuantizationConfig(3, -1.0, 1.0)},
+            *({"dtype": dtype} for dtype in TABLE_DTYPES),
         ],
-        ids=str,
+        ids=lambda fields: "-".join(str(value) for value in fields.values()),
     )
-    def test_other_placements_and_exchanges_work_or_are_refused(
+    def test_tables_are_as_the_capabilities_say(
         self, twins: Twins, rng: np.random.Generator, fields: dict[str, Any]
     ) -> None:
-        """What a backend cannot do it says, naming the table and the value; nothing is ignored."""
-        (value,) = fields.values()
-        spec = make_spec("t", 20, 4, optimizer=Probe(), **fields)
-        refusal = None
-        try:
-            twins.backend.create_table(spec)
-        except ShardcoreError as error:
-            refusal = str(error)
-        if refusal is not None:
-            assert "'t'" in refusal, "the message must name the table"
-            assert repr(value) in refusal, "the message must show the value"
+        """What is declared works; what is not is refused, naming the table and the value."""
+        ((field, value),) = fields.items()
+        able = twins.backend.capabilities
+        if value == "bfloat16":
+            pytest.importorskip("ml_dtypes")
+        has = {
+            "placement": value in able.placements,
+            "exchange": value in able.exchanges,
+            "quantization": able.quantization,
+            "dtype": value in able.dtypes,
+        }[field]
+        spec = make_spec("t", 20, 4, optimizer=optimizers.Adagrad(), **fields)
+        if not has:
+            with pytest.raises(ShardcoreError) as caught:
+                twins.backend.create_table(spec)
+            assert "table 't'" in str(caught.value), "the message must name the table"
+            shown = value if field == "dtype" else repr(value)
+            assert shown in str(caught.value), "the message must show the value"
             assert twins.backend.specs == {}
+            twins.create(make_spec("t", 20, 4))
+            twins.check_storage()
             return
-        twins.model.create_table(spec)
+        twins.create(spec)
         bags = make_bags(rng, spec, 12)
         if spec.exchange == "partial":  # its sums have an order of their own
             batches = [TableBatch("t", (bags,)) for _ in range(2)]
@@ -151,19 +164,24 @@ class TableTests(BackendFixtures):
         (looked,) = twins.lookup(("t", [bags]), training=True)
         twins.apply((looked, [gradient_of(rng, spec, bags)]), step=1)
 
-    def test_other_dtypes_are_refused(self, backend: Backend) -> None:
-        """A dtype the backend has no tables of is an error that names it and the table."""
-        others = [dtype for dtype in TABLE_DTYPES if dtype not in self.dtypes]
+    def test_a_slot_of_another_dtype_is_refused(self, backend: Backend) -> None:
+        """A slot's own dtype must be among those of tables too."""
+        others = sorted({"float16", "float64"} - set(backend.capabilities.dtypes))
         if not others:
-            pytest.skip("the backend has tables of every dtype")
+            pytest.skip("the backend has every dtype")
         for dtype in others:
-            if dtype == "bfloat16":
-                pytest.importorskip("ml_dtypes")
-            with pytest.raises(ShardcoreError) as caught:
-                backend.create_table(make_spec("t", 4, 2, dtype))
-            assert "'t'" in str(caught.value), "the message must name the table"
-            assert dtype in str(caught.value), "the message must name the dtype"
+            optimizer = optimizers.Adagrad(slot_dtype=dtype)
+            with pytest.raises(ShardcoreError, match="slot 'accumulators' of table 't'"):
+                backend.create_table(make_spec("t", 4, 2, optimizer=optimizer))
             assert backend.specs == {}
+
+    def test_a_name_is_taken_once(self, twins: Twins) -> None:
+        """A second table of a name is refused, and the first stays as it is."""
+        twins.create(make_spec("t", 6, 3, optimizer=Probe()))
+        with pytest.raises(ShardcoreError, match="has a table 't' already"):
+            twins.backend.create_table(make_spec("t", 9, 2))
+        twins.check_storage()
+        twins.check_reads()
 
     def test_drop_forgets_that_table_only(self, twins: Twins) -> None:
         """A dropped name can be created anew, with another shape and fresh slots."""

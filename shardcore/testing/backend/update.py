@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from shardcore import optimizers
+from shardcore.backend.messages import TableBatch, TableUpdate
 from shardcore.errors import ShardcoreError
 from shardcore.initializers.constants import Constant
 from shardcore.optimizer.base import Optimizer
@@ -17,6 +18,7 @@ from shardcore.testing.requests import (
     Refusing,
     bags_of,
     gradient_of,
+    joined,
     make_bags,
     make_spec,
     read_only,
@@ -49,6 +51,30 @@ class UpdateTests(BackendFixtures):
                 (second, [gradient_of(rng, thin, bags) for bags in others]),
                 step=step,
             )
+        twins.check_reads()
+
+    @pytest.mark.parametrize("weighted", [False, True], ids=["unweighted", "weighted"])
+    def test_apply_of_several_lookups_as_one_batch(
+        self, twins: Twins, rng: np.random.Generator, weighted: bool
+    ) -> None:
+        """A batch that was not looked up as it is has no route; the backend finds its own."""
+        spec = twins.create(make_spec("t", 29, 6, optimizer=Probe(0.5, 0.25)))
+        parts = [make_bags(rng, spec, 12, combiner="mean", weighted=weighted) for _ in range(2)]
+        other = make_bags(rng, spec, 24)
+        for bags in parts:
+            twins.lookup(("t", [bags, bags]), training=True)
+        features = (joined(*parts), other, joined(*reversed(parts)))
+        gradients = (gradient_of(rng, spec, other), None, gradient_of(rng, spec, other))
+        assert spec.optimizer is not None
+        pair = [
+            TableUpdate(TableBatch("t", features, training=True), gradients, (0.5, 0.25), 3)
+            for _ in range(2)
+        ]
+        near = max(1e-5, self._limit or 0.0)
+        found, expected = twins.backend.weight_dots(pair[0]), twins.model.weight_dots(pair[1])
+        assert expected[2] is not None
+        assert_agree(found[2], expected[2], "weight_dots of feature 2: dots", near)
+        twins.apply_pairs([(pair[0], pair[1])])
         twins.check_reads()
 
     @each_dtype

@@ -120,7 +120,7 @@ def refuses(folder):
     found["unchanged"] = e.tables["t"][:3, 0].tolist()
 
     own = [("own", b"")] * (1 + me)
-    found["parts"] = told(lambda: e._backend.together.agree("a call", own))
+    found["parts"] = told(lambda: e._backend.process_group.agree("a call", own))
     found["step"] = told(
         lambda: e._backend.apply([TableUpdate(TableBatch("t", ()), (), (), 1 + me)])
     )

@@ -12,8 +12,9 @@ import time
 import numpy as np
 import pytest
 
-from shardcore.backend import FeatureBags, TableBatch, TableUpdate
-from shardcore.errors import ShardcoreValueError, UpdateRefusedError
+from shardcore.backend import Capabilities, FeatureBags, TableBatch, TableUpdate
+from shardcore.backend.from_rows import read_gradients
+from shardcore.errors import ShardcoreValueError
 from shardcore.sharding import Layout
 from shardcore.testing import BackendConformance, ModelBackend
 
@@ -106,8 +107,8 @@ class TestLosesTheLastBagsOfMany(Suite):
 
 class TestRoundsWhatIsStored(Suite):
     class Faulty(ModelBackend):
-        def create_table(self, spec):
-            super().create_table(spec)
+        def make_table(self, spec):
+            super().make_table(spec)
             rows = self.arrays[spec.name, None]
             rows[...] = spec.as_looked_up(rows)
 
@@ -214,8 +215,8 @@ class TestKeepsItsSeed(Suite):
 
 class TestTakesTheSeedItWasCreatedWith(Suite):
     class Faulty(ModelBackend):
-        def create_table(self, spec):
-            super().create_table(spec)
+        def make_table(self, spec):
+            super().make_table(spec)
             self.first = {**getattr(self, "first", {}), spec.name: spec.seed}
 
         def _changes(self, update):
@@ -314,15 +315,15 @@ class TestHasAShardTooMany(Suite):
 
 class TestShiftsInitialRows(Suite):
     class Faulty(ModelBackend):
-        def create_table(self, spec):
-            super().create_table(spec)
+        def make_table(self, spec):
+            super().make_table(spec)
             self.arrays[spec.name, None] = np.roll(self.arrays[spec.name, None], 1, axis=0)
 
 
 class TestFillsSlotsWithZeros(Suite):
     class Faulty(ModelBackend):
-        def create_table(self, spec):
-            super().create_table(spec)
+        def make_table(self, spec):
+            super().make_table(spec)
             for (table, slot), array in self.arrays.items():
                 if table == spec.name and slot is not None:
                     array[...] = 0
@@ -330,8 +331,8 @@ class TestFillsSlotsWithZeros(Suite):
 
 class TestFillsSlotsOfOtherRows(Suite):
     class Faulty(ModelBackend):
-        def create_table(self, spec):
-            super().create_table(spec)
+        def make_table(self, spec):
+            super().make_table(spec)
             for (table, slot), array in self.arrays.items():
                 if table == spec.name and slot is not None:
                     array[...] = np.roll(array, 1, axis=0)
@@ -339,33 +340,88 @@ class TestFillsSlotsOfOtherRows(Suite):
 
 class TestLeavesHalfATable(Suite):
     class Faulty(ModelBackend):
-        def create_table(self, spec):
-            self.specs[spec.name] = spec
-            super().create_table(spec)
+        def drop_table(self, table):
+            self.remove_table(table)
+            if (table, None) in self.arrays:
+                del self.specs[table]
 
 
 class TestKeepsSlotsOfDroppedTables(Suite):
     class Faulty(ModelBackend):
-        def create_table(self, spec):
+        def make_table(self, spec):
             kept = {key: array for key, array in self.arrays.items() if key[1] is not None}
-            super().create_table(spec)
+            super().make_table(spec)
             self.arrays.update({key: kept[key] for key in kept if key[0] == spec.name})
 
-        def drop_table(self, table):
-            del self.specs[table]
-            del self.arrays[table, None]
+        def remove_table(self, table):
+            self.arrays.pop((table, None), None)
 
 
 class TestRefusesWithoutAReason(Suite):
     class Faulty(ModelBackend):
-        def create_table(self, spec):
+        capabilities = Capabilities(placements=("row",))
+
+        def check_table(self, spec):
             if spec.placement != "row":
                 raise ShardcoreValueError("not supported")
-            super().create_table(spec)
 
 
 class TestTakesDtypesItDoesNotName(Suite):
-    dtypes = ("float32",)
+    class Faulty(ModelBackend):
+        capabilities = Capabilities(dtypes=("float32",))
+
+        def check_table(self, spec):
+            pass
+
+
+class TestTakesSlotsItDoesNotName(Suite):
+    class Faulty(ModelBackend):
+        capabilities = Capabilities(dtypes=("float32", "float16"))
+
+        def check_table(self, spec):
+            super().check_table(dataclasses.replace(spec, optimizer=None))
+
+
+class TestPromisesMoreThanItDoes(Suite):
+    class Faulty(ModelBackend):
+        def make_table(self, spec):
+            if spec.placement == "column":
+                raise ShardcoreValueError(f"table {spec.name!r} cannot have 'column'")
+            super().make_table(spec)
+
+
+class TestForgetsToRound(Suite):
+    class Faulty(ModelBackend):
+        def _combined(self, table, bags):
+            specs, self.specs = (
+                self.specs,
+                {
+                    name: dataclasses.replace(spec, quantization=None)
+                    for name, spec in self.specs.items()
+                },
+            )
+            try:
+                return super()._combined(table, bags)
+            finally:
+                self.specs = specs
+
+
+class TestTakesANameTwice(Suite):
+    class Faulty(ModelBackend):
+        def create_table(self, spec):
+            self.specs.pop(spec.name, None)
+            super().create_table(spec)
+
+
+class TestNeedsARoute(Suite):
+    class Faulty(ModelBackend):
+        def lookup(self, batches):
+            for batch in batches:
+                batch.route = True
+            return super().lookup(batches)
+
+        def apply(self, updates):
+            super().apply([update for update in updates if update.batch.route])
 
 
 class TestDotsOfTheWrongRows(Suite):
@@ -402,8 +458,8 @@ class TestBreaksInASequenceOnly(Suite):
     class Faulty(ModelBackend):
         written = frozenset()
 
-        def create_table(self, spec):
-            super().create_table(spec)
+        def make_table(self, spec):
+            super().make_table(spec)
             self.written -= {spec.name}
 
         def write(self, table, slot, start, values):
@@ -434,65 +490,38 @@ class DeviceArray:
 
 
 class Device(ModelBackend):
-    """Tables on a device, without float64; tells of what it refused at its next call."""
+    """Tables on a device, without float64; reports what it refused when it is asked."""
 
-    device_arrays = True
+    capabilities = Capabilities(("float32", "float16", "bfloat16"), device_arrays=True)
 
     def __init__(self):
         super().__init__()
-        self.refusal, self.refused = None, 0
+        self.report = None
 
-    def tell(self):
-        refusal, updates = self.refusal, self.refused
-        self.refusal, self.refused = None, 0
-        if refusal is not None:
-            raise UpdateRefusedError(refusal, updates)
-
-    def create_table(self, spec):
-        if spec.dtype == np.float64:
-            raise ShardcoreValueError(f"table {spec.name!r}: no tables of float64")
-        super().create_table(spec)
-
-    def gather(self, table, slot, rows):
-        self.tell()
-        return super().gather(table, slot, rows)
-
-    def scatter(self, table, slot, rows, values):
-        self.tell()
-        super().scatter(table, slot, rows, values)
+    def check_updates(self, wait):
+        report, self.report = self.report, None
+        return report
 
     def lookup(self, batches):
-        self.tell()
         return [[DeviceArray(one) for one in found] for found in super().lookup(batches)]
 
     def takes_gradient(self, gradient):
         return isinstance(gradient, DeviceArray)
 
+    def on_host(self, updates):
+        return read_gradients(updates, self.specs)
+
     def apply(self, updates):
-        if self.refusal is None:
-            try:
-                ready = [self._on_host(update) for update in updates]
-            except UpdateRefusedError as error:
-                self.refusal = str(error)
-            else:
-                super().apply(ready)
-                return
-        self.refused += 1
+        ready, found = self.on_host(updates)
+        report = self.report or found
+        if report is None:
+            super().apply(ready)
+        else:
+            self.report = dataclasses.replace(report, updates=report.updates + 1)
 
     def weight_dots(self, update):
-        self.tell()
-        return super().weight_dots(self._on_host(update))
-
-    def counters(self):
-        self.tell()
-        return super().counters()
-
-    def begin_restore(self):
-        self.tell()
-
-    def close(self):
-        super().close()
-        self.tell()
+        (ready,), _ = self.on_host([dataclasses.replace(update, check=False)])
+        return super().weight_dots(ready)
 
 
 class InexactDevice(Device):
@@ -511,7 +540,6 @@ class InexactDevice(Device):
 
 class DeviceSuite(Suite):
     Faulty = Device
-    dtypes = ("float32", "float16", "bfloat16")
 
     @pytest.fixture
     def to_device(self):
@@ -533,14 +561,17 @@ class TestMakesNoDeviceArrays(Suite):
 
 class TestTakesHalvesForTheirBits(DeviceSuite):
     class Faulty(Device):
-        def _on_host(self, update):
+        def on_host(self, updates):
+            return super().on_host([self.misread(update) for update in updates])
+
+        def misread(self, update):
             gradients = tuple(
                 DeviceArray(one.array.view(np.uint16))
                 if isinstance(one, DeviceArray) and one.dtype.itemsize == 2
                 else one
                 for one in update.gradients
             )
-            return super()._on_host(dataclasses.replace(update, gradients=gradients))
+            return dataclasses.replace(update, gradients=gradients)
 
 
 class TestDotsOnTheDevice(DeviceSuite):
@@ -560,16 +591,37 @@ class TestRefusesTableByTable(DeviceSuite):
 
 class TestCountsNoUpdates(DeviceSuite):
     class Faulty(Device):
-        def tell(self):
-            self.refused = 0
-            super().tell()
+        def check_updates(self, wait):
+            report = super().check_updates(wait)
+            return None if report is None else dataclasses.replace(report, updates=0)
+
+
+class TestReportsTheLastValue(DeviceSuite):
+    class Faulty(Device):
+        def check_updates(self, wait):
+            report = super().check_updates(wait)
+            if report is None:
+                return None
+            return dataclasses.replace(report, bag=report.bag + 1, column=0)
+
+
+class TestReportsAgain(DeviceSuite):
+    class Faulty(Device):
+        def check_updates(self, wait):
+            return self.report
+
+
+class TestForgetsReportsOfDroppedTables(DeviceSuite):
+    class Faulty(Device):
+        def remove_table(self, table):
+            super().remove_table(table)
+            self.report = None
 
 
 class TestTestsWhatItIsNotAskedTo(DeviceSuite):
     class Faulty(Device):
-        def _on_host(self, update):
-            paths = tuple(f"gradients[{at}]" for at in range(len(update.gradients)))
-            return super()._on_host(dataclasses.replace(update, unchecked=paths))
+        def on_host(self, updates):
+            return super().on_host([dataclasses.replace(one, check=True) for one in updates])
 
 
 class TestGivesActivationsThatChange(DeviceSuite):
@@ -752,12 +804,32 @@ FAULTS = {
         "shape (10, 4)",
     ),
     "TestRefusesWithoutAReason": (
-        "test_other_placements_and_exchanges_work_or_are_refused",
+        "test_tables_are_as_the_capabilities_say",
         "the message must name the table",
     ),
     "TestTakesDtypesItDoesNotName": (
-        "test_other_dtypes_are_refused",
+        "test_tables_are_as_the_capabilities_say",
         "DID NOT RAISE ShardcoreError",
+    ),
+    "TestTakesSlotsItDoesNotName": (
+        "test_a_slot_of_another_dtype_is_refused",
+        "DID NOT RAISE ShardcoreError",
+    ),
+    "TestPromisesMoreThanItDoes": (
+        "test_tables_are_as_the_capabilities_say",
+        "table 't' cannot have 'column'",
+    ),
+    "TestForgetsToRound": (
+        "test_tables_are_as_the_capabilities_say",
+        "activations of table 't', feature 0: out[",
+    ),
+    "TestTakesANameTwice": (
+        "test_a_name_is_taken_once",
+        "DID NOT RAISE ShardcoreError",
+    ),
+    "TestNeedsARoute": (
+        "test_apply_of_several_lookups_as_one_batch",
+        "stored rows of table 't': rows[",
     ),
     "TestDotsOfTheWrongRows": (
         "test_weight_dots",
@@ -803,14 +875,26 @@ FAULTS = {
     ),
     "TestRefusesTableByTable": (
         "test_device_gradients_that_are_not_finite_change_nothing",
-        "updates must count each apply that returned",
+        "stored rows of table 'a': rows[0, 0] is",
     ),
     "TestCountsNoUpdates": (
-        "test_a_refused_update_is_told_by_the_next_call",
+        "test_a_report_may_come_after_its_table",
         "assert 0 == 1",
     ),
+    "TestReportsTheLastValue": (
+        "test_device_gradients_that_are_not_finite_change_nothing",
+        "(1, 5, 0)",
+    ),
+    "TestReportsAgain": (
+        "test_device_gradients_that_are_not_finite_change_nothing",
+        "a report comes once",
+    ),
+    "TestForgetsReportsOfDroppedTables": (
+        "test_a_report_may_come_after_its_table",
+        "assert None is not None",
+    ),
     "TestTestsWhatItIsNotAskedTo": (
-        "test_device_gradients_without_a_path_are_not_tested",
+        "test_device_gradients_are_not_tested_unless_asked",
         "stored rows of table 't': rows[0, 0] is -0.390",
     ),
     "TestGivesActivationsThatChange": (

@@ -12,7 +12,7 @@ class TestAcme(BackendConformance):
 
     @pytest.fixture
     def raw_rows(self):
-        return lambda backend, table, slot: backend.arrays[table, slot]
+        return lambda backend, table, slot: backend.arrays[table][slot]
 
 
 class TestPlugin:

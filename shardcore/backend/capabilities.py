@@ -1,0 +1,109 @@
+"""What a backend can do: declared once, read by all who ask."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shardcore.backend.messages import TableSpec
+from shardcore.dtypes import TABLE_DTYPES
+from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
+
+__all__ = ["Capabilities"]
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """The tables that a backend can have, and the arrays it deals in.
+
+    The base class refuses tables beyond them, the conformance suite tests all that they promise,
+    and ``shardcore info`` shows them.
+
+    Parameters
+    ----------
+    dtypes : tuple of str
+        Of tables and slots; float32 among them.
+    placements, exchanges, layouts : tuple of str
+        As in `TableConfig`. A backend of one host has all of them: they are the same there.
+    quantization : bool
+        Whether lookups round rows, as ``TableSpec.as_looked_up`` does.
+    device_arrays : bool
+        Whether activations may be arrays of the backend's own kind, and gradients too: see "Arrays
+        on a device" in `shardcore.backend.base`.
+
+    Examples
+    --------
+    >>> Capabilities(dtypes=("float32",), placements=("row", "replicated"), quantization=False)
+    Capabilities(dtypes=('float32',), placements=('row', 'replicated'), exchanges=('exact', \
+'partial'), layouts=('div', 'mod'), quantization=False, device_arrays=False)
+    """
+
+    dtypes: tuple[str, ...] = TABLE_DTYPES
+    placements: tuple[str, ...] = ("row", "table", "column", "replicated")
+    exchanges: tuple[str, ...] = ("exact", "partial")
+    layouts: tuple[str, ...] = ("div", "mod")
+    quantization: bool = True
+    device_arrays: bool = False
+
+    def check_table(self, spec: TableSpec, backend: str) -> None:
+        """Raise unless a table is among those that can be had.
+
+        Parameters
+        ----------
+        spec : TableSpec
+        backend : str
+            The backend's name, for messages.
+
+        Raises
+        ------
+        ShardcoreTypeError
+            If the table or a slot has another dtype.
+        ShardcoreValueError
+            If it has another placement, exchange or layout, or a quantization.
+        """
+        table, where = f"table {spec.name!r}", f"on backend {backend!r}"
+        dtypes = {table: spec.dtype}
+        for slot in spec.optimizer.slots if spec.optimizer is not None else ():
+            dtypes[f"slot {slot.name!r} of {table}"] = slot.storage_dtype(spec.dtype)
+        for what, dtype in dtypes.items():
+            if dtype.name not in self.dtypes:
+                raise ShardcoreTypeError(
+                    f"{what} must have dtype {_one_of(self.dtypes, str)} {where}, got {dtype.name}"
+                )
+        for field, value, allowed in (
+            ("placement", spec.placement, self.placements),
+            ("exchange", spec.exchange, self.exchanges),
+            ("layout", spec.layout, self.layouts),
+        ):
+            if value not in allowed:
+                raise ShardcoreValueError(
+                    f"{table} must have {field} {_one_of(allowed, repr)} {where}, got {value!r}"
+                )
+        if spec.quantization is not None and not self.quantization:
+            raise ShardcoreValueError(
+                f"{table} must have quantization None {where}, got {spec.quantization!r}"
+            )
+
+    def described(self) -> str:
+        """Return them in one line.
+
+        Examples
+        --------
+        >>> Capabilities(dtypes=("float32",), exchanges=("exact",)).described()
+        'float32; placement row, table, column, replicated; exchange exact; layout div, mod; \
+quantization'
+        """
+        parts = [
+            ", ".join(self.dtypes),
+            f"placement {', '.join(self.placements)}",
+            f"exchange {', '.join(self.exchanges)}",
+            f"layout {', '.join(self.layouts)}",
+        ]
+        parts += ["quantization"] * self.quantization + ["device arrays"] * self.device_arrays
+        return "; ".join(parts)
+
+
+def _one_of(values: Sequence[str], shown: Any) -> str:
+    *most, last = [shown(value) for value in values]
+    return f"{', '.join(most)} or {last}" if most else last
