@@ -14,7 +14,7 @@ MUTANTS_ARGS ?=
 PEERS ?= torch==2.13.0 tensorflow-cpu==2.21.0 jax==0.10.2 flax==0.12.8
 BARE_PEERS ?= fbgemm-gpu-cpu==1.8.0 jax_tpu_embedding==0.1.0
 
-.PHONY: demo test test-pjrt test-peers test-clone test-long compile-tpu mutants lint bench clean
+.PHONY: demo check test test-pjrt test-peers test-clone test-long compile-tpu mutants lint bench clean
 
 # Installations are editable: what is Python runs as it is now; what is compiled is watched here.
 # The version is one in the metadata too, which an installation copies.
@@ -57,10 +57,19 @@ COMPILED := shardcore/__init__.py $(shell find shardcore plugins -name '*.p[yx][
 demo: .venv-demo/ready  ## the main job
 	.venv-demo/bin/shardcore demo $(DEMO_ARGS)
 
+DOCTESTS := --doctest-modules shardcore backends plugins --ignore=backends/shardcore_pjrt
+# Each process takes neighbours, which share what is made once, and then of what others have left.
+IN_PARALLEL := -n auto --dist worksteal
+
+check: lint  ## style, types, doctests and a tenth of the tests: a minute
+	.venv-test/bin/python -P -m pytest -q $(DOCTESTS)
+	.venv-test/bin/python -P -m pytest -q --tenth $(IN_PARALLEL)
+
+# What tries samples by chance tries a third as many as in .ci/run; each run has a seed of its own.
+test: export SHARDCORE_TEST_SECONDS ?= 1
 test: .venv-test/ready  ## all tests, doctests included
-	.venv-test/bin/python -P -m pytest --doctest-modules shardcore backends plugins \
-		--ignore=backends/shardcore_pjrt
-	.venv-test/bin/python -P -m pytest -n auto
+	.venv-test/bin/python -P -m pytest $(DOCTESTS)
+	.venv-test/bin/python -P -m pytest $(IN_PARALLEL)
 
 test-pjrt: .venv-pjrt/ready  ## the backend pjrt: on eight CPU devices, and compiled for TPUs without one
 	JAX_PLATFORMS=cpu .venv-pjrt/bin/python -P -m pytest --doctest-modules --pyargs shardcore_pjrt

@@ -70,6 +70,7 @@ def test_rounds_take_turns() -> None:
     assert "".join(turns) == "abababa"
 
 
+@pytest.mark.slow
 def test_report(capsys: pytest.CaptureFixture[str]) -> None:
     before = sc.get_num_threads()
     try:

@@ -1,15 +1,24 @@
-"""The seed of tests that try what comes by chance: another one in every run, and always told."""
+"""The seed of tests that try what comes by chance, and the tenth of the tests for `make check`.
+
+The tenth (``--tenth``) is one case of every test function, so that no module and no test goes
+untried: of a test with many cases the name decides which, always the same. Left out are those
+marked slow. That the marks stay true needs no list: in the tenth, a test that is not marked fails
+where it takes more than `CPU_SECONDS`, which no other load on the machine makes longer.
+"""
 
 from __future__ import annotations
 
 import os
 import random
 import zlib
+from collections.abc import Iterator
 
 import pytest
 
 VARIABLE = "SHARDCORE_TEST_SEED"
 SEED = int(os.environ.get(VARIABLE) or random.SystemRandom().randrange(2**32))
+BEFORE = pytest.StashKey[float]()
+CPU_SECONDS = 4.0  # marked are those that take more than one: machines differ
 
 
 def pytest_report_header() -> str:
@@ -22,3 +31,45 @@ def fuzz_seed(request: pytest.FixtureRequest) -> int:
     """The seed of one test, made of that of the run and the test's name; shown if it fails."""
     print(f"{VARIABLE}={SEED}")
     return zlib.crc32(f"{SEED}/{request.node.name}".encode())
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--tenth``."""
+    parser.addoption(
+        "--tenth", action="store_true", help="one case of every test that is not marked slow"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the tenth, if it was asked for."""
+    if not config.getoption("tenth"):
+        return
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("slow") is None:
+            cases.setdefault(item.nodeid.split("[")[0], []).append(item)
+    chosen = {some[zlib.crc32(name.encode()) % len(some)] for name, some in cases.items()}
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = [item for item in items if item in chosen]
+
+
+def cpu_seconds() -> float:
+    """Return what this process and those it has waited for have used."""
+    return sum(os.times()[:4])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Remember what was used before a test and its fixtures."""
+    item.stash[BEFORE] = cpu_seconds()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Fail a test of the tenth that takes too long for it."""
+    result = yield
+    spent = cpu_seconds() - item.stash[BEFORE]
+    if item.config.getoption("tenth") and spent > CPU_SECONDS:
+        pytest.fail(f"took {spent:.1f} s of CPU time: mark it slow, and make check leaves it out")
+    return result

@@ -150,6 +150,7 @@ def logarithms(module: Any, p: Any) -> Any:
     return out
 
 
+@pytest.mark.slow
 def test_logarithms_equal_the_oracle() -> None:
     """Every 64th of a binade and its neighbours, many others, and the hard ones: to the bit."""
     rng = np.random.default_rng(0)
@@ -193,6 +194,7 @@ print(digest.hexdigest(), libm.hexdigest())
 """
 
 
+@pytest.mark.slow
 def test_initial_values_do_not_depend_on_the_processor() -> None:
     """The C library and NumPy are told that the processor lacks what this one has."""
     from numpy._core._multiarray_umath import __cpu_dispatch__, __cpu_features__

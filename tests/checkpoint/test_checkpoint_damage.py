@@ -46,6 +46,7 @@ def check(path, value):
     return False
 
 
+@pytest.mark.slow
 def test_every_byte_of_manifest_and_tensor_file(tmp_path, fuzz_seed):
     value, path = saved(tmp_path)
     random = np.random.default_rng(fuzz_seed)

@@ -55,6 +55,7 @@ def wait_for_step(root, step):
         time.sleep(0.001)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
 def test_kill_at_random_moments(tmp_path, fuzz_seed):
     moments = random.Random(fuzz_seed)

@@ -107,6 +107,7 @@ def test_any_array(tmp_path_factory, value):
     assert target.tobytes() == value.tobytes()
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(words=st.lists(st.text(max_size=8), max_size=9))
 def test_any_text(tmp_path_factory, words):

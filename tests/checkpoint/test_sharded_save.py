@@ -343,6 +343,7 @@ class Generated:
         self.written += len(box.rows)
 
 
+@pytest.mark.slow
 def test_c4_a_big_table_is_written_and_read_in_little_memory(tmp_path):
     table = Generated()
     total = table.rows * table.columns * 4

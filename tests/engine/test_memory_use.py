@@ -95,6 +95,7 @@ def peaks(which):
     return [int(line) for line in done.stdout.split()]
 
 
+@pytest.mark.slow
 @needs_linux
 def test_embedded_backend():
     lookup, step, quarter = peaks("cpu")  # measured: 18, 44 and 512 MiB

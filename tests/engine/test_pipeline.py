@@ -633,6 +633,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_spawned_processes(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(_SPAWN)

@@ -22,6 +22,7 @@ READS = ("lookup", "prepared", "gather", "read", "whole", "shards", "slot", "dot
 WRITES = ("apply", "scatter", "write", "slot")
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(not hasattr(os, "fork"), reason="signals and forks as POSIX has them"),
     pytest.mark.timeout(600 + 3 * SECONDS),
 ]

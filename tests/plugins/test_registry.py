@@ -158,6 +158,7 @@ for name, info in registry.backends().items():
     ]
 
 
+@pytest.mark.slow
 def test_default_backend():
     code = """
 print(type(registry.get_backend()).__name__, type(registry.get_backend("sim")).__name__)
@@ -215,6 +216,7 @@ shown(registry.get_backend, "cpu", hosts=3)
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("setuptools") is None, reason="needs setuptools")
 @pytest.mark.skipif(importlib.util.find_spec("pip") is None, reason="needs pip")
 def test_good_plugin_really_installed(tmp_path):
@@ -251,6 +253,7 @@ def as_project(folder, source):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("setuptools") is None, reason="needs setuptools")
 @pytest.mark.skipif(importlib.util.find_spec("pip") is None, reason="needs pip")
 def test_bad_plugins_really_installed_are_told_as_those_on_disk(tmp_path):

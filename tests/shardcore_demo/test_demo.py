@@ -44,6 +44,7 @@ def small(source: Path, output: Path, *more: str) -> list[str]:
     return ["demo", "--source", str(source), "--output-dir", str(output), *shape, *more]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["sim", "cpu"])
 def test_the_short_job_learns_restores_and_draws(
     backend: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -103,6 +104,7 @@ def test_the_readme_shows_what_is_printed(tmp_path: Path, capsys: pytest.Capture
     assert shapes("\n".join(lines)) == shapes(capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_the_result_does_not_depend_on_the_number_of_hosts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -148,6 +148,7 @@ NO_CUDA = (
 )
 
 
+@pytest.mark.slow
 def test_no_jax(site):
     assert site.listed("pjrt") == site.listed("tpu") == NO_JAX
     for name in ("pjrt", "tpu"):
@@ -164,6 +165,7 @@ def test_jax_without_its_module(site):
     )
 
 
+@pytest.mark.slow
 def test_tpu_without_libtpu(site):
     site.jax()
     assert site.listed("pjrt") == "None"
@@ -183,6 +185,7 @@ def test_a_libtpu_named_by_hand_is_no_distribution_to_check(site):
     assert site.listed("tpu", TPU_LIBRARY_PATH="/somewhere/libtpu.so") == "None"
 
 
+@pytest.mark.slow
 def test_cuda_without_its_plug_in(site):
     site.jax(code=JAX_THAT_STARTS_CPU_ONLY)
     assert site.why_not(platform="cuda") == (
@@ -264,6 +267,7 @@ def test_a_jax_that_we_do_not_know(site, version):
 # ------------------------------------------------------------------------------------- broken
 
 
+@pytest.mark.slow
 def test_a_jax_that_cannot_be_imported(site):
     site.jax(code="raise RuntimeError('this CPU has no\\nAVX')")
     assert site.listed("pjrt") == "None"  # metadata cannot tell
@@ -291,6 +295,7 @@ def devices_of(site, platform, **env):
     return line
 
 
+@pytest.mark.slow
 def test_a_platform_that_does_not_start(site):
     site.jax(code=JAX_THAT_STARTS_CPU_ONLY)
     site.libtpu()

@@ -132,6 +132,7 @@ def test_estimates_of_more_hosts_are_close(write, placement, exchange):
     assert estimate.host_bytes == report.host_bytes.max()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads what Linux counts of a process")
 def test_the_whole_range_of_the_example_takes_less_than_a_minute_and_no_tables():
     program = """

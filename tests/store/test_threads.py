@@ -119,7 +119,8 @@ def test_the_error_of_the_lowest_task_is_raised(number: int) -> None:
 
 def test_threads_are_daemons_and_no_more_than_were_asked_for() -> None:
     set_num_threads(4)
-    run(100, lambda _: None)
+    together = threading.Barrier(4)  # else two might do all the work
+    run(4, lambda _: together.wait(60))
     ours = [thread for thread in threading.enumerate() if re.match(r"shardcore-\d", thread.name)]
     assert 3 <= len(ours) == helper_threads()
     assert all(thread.daemon for thread in ours)

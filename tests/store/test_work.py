@@ -77,6 +77,7 @@ def test_tasks_not_begun_at_an_error_are_left_out() -> None:
     assert len(ran) <= 2
 
 
+@pytest.mark.slow
 @posix
 def test_ctrl_c_in_a_task_waits_for_the_helpers() -> None:
     told = script(
@@ -177,6 +178,7 @@ print(uninterrupted(max, 3, 5))
     assert told == ["begun ended", "5"]
 
 
+@pytest.mark.slow
 @posix
 @pytest.mark.parametrize("late", [False, True])
 def test_a_fork_waits_for_changes_and_no_other_begins_meanwhile(late: bool) -> None:

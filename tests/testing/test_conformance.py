@@ -161,10 +161,16 @@ def outcomes(tmp_path_factory):
     for module in ("backends", "optimizers"):
         path = HERE / "broken" / f"{module}.py"
         chosen = [f"{path}::{name}::{test}" for name, (test, _) in faults_of(module).items()]
-        found[module] = run_pytest(tmp_path_factory.mktemp(module), *chosen)
+        sequences = [one for one in chosen if one.endswith("::test_state_machine")]
+        others = [one for one in chosen if one not in sequences]
+        # Of these the message says all; finding the lines to show takes longer than the tests.
+        found[module] = run_pytest(tmp_path_factory.mktemp(module), "--tb=line", *others)
+        if sequences:
+            found[module] |= run_pytest(tmp_path_factory.mktemp("sequences"), *sequences)
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "name"),
     [(module, name) for module in ("backends", "optimizers") for name in faults_of(module)],
@@ -201,6 +207,7 @@ class TestHasNoFault(OptimizerConformance):
 """
 
 
+@pytest.mark.slow
 def test_failures_for_another_reason_do_not_count(tmp_path):
     (tmp_path / "test_reasons.py").write_text(REASONS)
     cases = ("TestIsNotThere", "TestFailsInPassing", "TestHasNoFault")
@@ -217,12 +224,14 @@ def test_failures_for_another_reason_do_not_count(tmp_path):
     assert not is_found("skipped", "")
 
 
+@pytest.mark.slow
 def test_every_test_of_the_batteries_can_fail(outcomes):
     for module, suite in (("backends", BackendConformance), ("optimizers", OptimizerConformance)):
         tests = set(battery_of(suite))
         assert {test for test, _ in faults_of(module).values()} == tests
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "case", "text"),
     [
@@ -265,6 +274,7 @@ def test_failures_say_what_is_wrong(outcomes, module, case, text):
     assert is_found(shown, text)
 
 
+@pytest.mark.slow
 def test_raw_rows_must_be_given_too(tmp_path):
     (tmp_path / "test_half.py").write_text(
         "import pytest\n"
@@ -282,6 +292,7 @@ def test_raw_rows_must_be_given_too(tmp_path):
     assert is_found(outcomes["TestHalf::test_lookup_of_nothing"], text)
 
 
+@pytest.mark.slow
 def test_inexact_backend_that_says_so_passes(tmp_path):
     path = HERE / "broken" / "backends.py"
     outcomes = run_pytest(tmp_path, f"{path}::TestInexactAndSaysSo")
@@ -295,6 +306,7 @@ def test_inexact_backend_that_says_so_passes(tmp_path):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["TestOnADevice", "TestInexactOnADeviceAndSaysSo"])
 def test_backend_on_a_device_passes(tmp_path, name):
     path = HERE / "broken" / "backends.py"
@@ -311,6 +323,7 @@ def test_backend_on_a_device_passes(tmp_path, name):
     ]
 
 
+@pytest.mark.slow
 def test_optimizers_without_fault_pass(tmp_path):
     path = HERE / "broken" / "optimizers.py"
     outcomes = run_pytest(tmp_path, f"{path}::TestNoFault", f"{path}::TestCompiledWithoutFault")
@@ -346,6 +359,7 @@ def installed(tmp_path):
     return run
 
 
+@pytest.mark.slow
 @needs_pip
 def test_third_party_backend_proves_itself(installed):
     outcomes = installed("acme_backend")
@@ -357,6 +371,7 @@ def test_third_party_backend_proves_itself(installed):
     }
 
 
+@pytest.mark.slow
 @needs_pip
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler called cc")
 def test_third_party_optimizer_proves_itself(installed):
