@@ -9,6 +9,8 @@ is changed.
 
 from __future__ import annotations
 
+import re
+
 __all__ = [
     "ShardcoreError",
     "ShardcoreValueError",
@@ -27,6 +29,8 @@ __all__ = [
     "PluginConflictError",
     "shown",
 ]
+
+_DEEP = re.compile(r"[\[({]{65}|[\])}]{65}")
 
 
 class ShardcoreError(Exception):
@@ -101,9 +105,10 @@ class PluginConflictError(ShardcoreRuntimeError):
 
 
 def shown(value: object) -> str:
-    """Return ``repr(value)`` for a message, or the type where that cannot be had.
+    """Return ``repr(value)`` for a message, or the type where that cannot be had or is no help.
 
-    Lists nested thousands deep have none, and a class may raise in its own.
+    Lists nested thousands deep have none before Python 3.12, and thousands of brackets after it; a
+    class may raise in its own.
 
     Examples
     --------
@@ -114,6 +119,9 @@ def shown(value: object) -> str:
     ('<list>', '[3]')
     """
     try:
-        return repr(value)
+        text = repr(value)
+        if not _DEEP.search(text):
+            return text
     except Exception:  # the message that is being written matters more
-        return f"<{type(value).__name__}>"
+        pass
+    return f"<{type(value).__name__}>"

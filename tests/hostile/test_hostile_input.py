@@ -16,6 +16,7 @@ from shardcore.errors import (
     ShardcoreMemoryError,
     ShardcoreTypeError,
     ShardcoreValueError,
+    shown,
 )
 
 
@@ -47,6 +48,18 @@ def raises(call: Any, error: type[ShardcoreError], message: str) -> None:
 
 
 # --- nested thousands deep -----------------------------------------------------------------------
+
+
+def test_a_list_is_shown_where_that_helps() -> None:
+    """Python 3.12 and later have a repr of every depth."""
+    longer: list[Any] = []
+    for _ in range(65):
+        longer = [0, longer]
+    for some in (nested(1, 64), [[1]] * 100, ([], {}, ()) * 50):
+        assert shown(some) == repr(some)
+    for deep in (nested(1, 65), [0, nested(1, 65)], longer):
+        assert shown(deep) == "<list>"
+
 
 TOO_DEEP = "must be nested at most 64 deep, got deeper"
 

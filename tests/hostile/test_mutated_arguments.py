@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -115,7 +116,9 @@ def test_indices_of_a_sparse_that_were_written_to(
 def test_a_sparse_whose_arrays_were_given_another_shape() -> None:
     e = engine("cpu")
     sparse = sc.Sparse(np.array([[0, 0], [1, 0]]), np.array([1, 2]), (2, 2))
-    sparse.indices.shape = (1, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # from NumPy 2.5 on
+        sparse.indices.shape = (1, 4)
     message = (
         "features['a']: indices must have a row per value and a column per axis of dense_shape, "
         "shape (2, 2), got shape (1, 4)"
