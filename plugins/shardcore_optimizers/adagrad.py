@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from typing import Any, Literal
 
 from shardcore.optimizer import LearningRate, SlotSpec, check_hyper_parameter
@@ -27,7 +27,6 @@ def _check_initial(value: float, epsilon: float) -> None:
         check_hyper_parameter(value, "initial_accumulator_value", above=0)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class Adagrad(FormulaSteps):
     """Adagrad: steps shrink with the squares of all gradients a weight has seen.
 
@@ -119,7 +118,6 @@ class Adagrad(FormulaSteps):
         return rows - moved, {"accumulators": accumulators}
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class RowwiseAdagrad(FormulaSteps):
     """Adagrad with one accumulator per row: nearly its quality for a fraction of its memory.
 
@@ -217,7 +215,6 @@ class RowwiseAdagrad(FormulaSteps):
         return rows - scale * grad, {"accumulators": accumulators}
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class AdagradMomentum(FormulaSteps):
     """Adagrad whose steps have momentum, any root, and, with beta2 < 1, a memory that fades.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from typing import Any, Literal
 
 from shardcore.errors import ShardcoreValueError
@@ -24,7 +24,6 @@ __all__ = ["Adam", "AdamW", "Moments", "RowwiseAdam"]
 CORRECTIONS = ("none", "global", "row")
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class Moments(FormulaSteps):
     """What Adam, AdamW, RowwiseAdam and LAMB share: two moments and the correction of their bias.
 
@@ -132,7 +131,6 @@ class Moments(FormulaSteps):
         return new, first, xp.sqrt(second) + self.epsilon
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class Adam(Moments):
     """Adam: steps by the ratio of two moments of the gradients.
 
@@ -216,8 +214,7 @@ def _rate(xp: Any, rows: Any, hyper: Sequence[Any], first: Any) -> Any:
     return (hyper[0] * one) / (first * one)
 
 
-@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class AdamW(Adam):
+class AdamW(Adam, kw_only=True):
     """Adam with decoupled weight decay, its bias corrected.
 
     `Adam` with other defaults: ``weight_decay_factor=0.01``, multiplied by the learning rate, and
@@ -260,7 +257,6 @@ class AdamW(Adam):
     }
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class RowwiseAdam(Moments):
     """Adam with one second moment per row, of the mean of the squares.
 

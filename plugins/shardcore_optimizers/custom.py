@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from typing import Any
 
 import numpy as np
@@ -58,7 +58,6 @@ def _hyperparameters(value: Any, argument: str) -> tuple[tuple[str, float], ...]
     return tuple(checked.items())
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class Custom(RowSteps):
     """An optimizer out of two functions of yours; the rest is done around them.
 

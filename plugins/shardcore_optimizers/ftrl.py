@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from typing import Any
 
 from shardcore.errors import ShardcoreValueError
@@ -13,7 +13,6 @@ from shardcore_optimizers.row_steps import COMMON_HYPER, FROM_PRESET, FormulaSte
 __all__ = ["FTRL"]
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class FTRL(FormulaSteps):
     """FTRL-Proximal: sparse weights through an L1 penalty, the classic of click prediction.
 

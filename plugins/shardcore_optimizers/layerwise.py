@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from typing import Any
 
 from shardcore.optimizer import LearningRate, SlotSpec
@@ -26,8 +26,7 @@ def _trust_ratio(xp: Any, weights: Any, steps: Any) -> Any:
     return xp.where(both, weights / xp.where(both, steps, one), one)
 
 
-@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class LAMB(Moments):
+class LAMB(Moments, kw_only=True):
     """LAMB: Adam whose step on a row is as long as the row, for very large batches.
 
     For each row w with summed gradient g, moments m and v as `Adam`'s, corrected as asked, rate η
@@ -107,7 +106,6 @@ class LAMB(Moments):
         return rows - (hyper[0] * ratio) * steps, new
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class LARS(FormulaSteps):
     """LARS: momentum whose rate is scaled, row by row, to the length of the row.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from typing import Any
 
 from shardcore.optimizer import LearningRate, SlotSpec
@@ -19,7 +19,6 @@ from shardcore_optimizers.row_steps import (
 __all__ = ["RMSProp"]
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class RMSProp(FormulaSteps):
     """RMSProp: steps divided by a fading mean of the squares of the gradients.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import InitVar, dataclass, fields
+from dataclasses import InitVar, fields
 from math import inf
 from typing import Any, ClassVar, Final, Literal, TypeAlias
 
@@ -214,8 +214,7 @@ def norm_of(xp: Any, x: Any) -> Any:
 # --- the base ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class RowSteps(Optimizer):
+class RowSteps(Optimizer, kw_only=True):
     """Base of the first-party optimizers: their common arguments and steps.
 
     A subclass has its own parameters as fields, `rules` for them, and `defaults` per preset for

@@ -3,6 +3,7 @@
 ::
 
     base              `Optimizer`, and the contract in its docstring
+    declaration       what deriving a class from it does
     hyperparameters   numbers and callables that an update is given
     slots             `SlotSpec`: what an optimizer keeps per row or per weight
     slot_values       what slots begin with

@@ -2,9 +2,10 @@
 
 What an optimizer is
 --------------------
-An optimizer is a frozen dataclass: its fields are its parameters, nothing else is hidden in it. It
-holds no state of a table. The state lives beside the table's rows, in *slots* that it declares:
-one `SlotSpec` per slot, ``"element"`` for a value per weight or ``"row"`` for one value per row.
+An optimizer is a frozen dataclass, which deriving from `Optimizer` makes of a class: its fields are
+its parameters, nothing else is hidden in it. It holds no state of a table. The state lives beside
+the table's rows, in *slots* that it declares: one `SlotSpec` per slot, ``"element"`` for a value
+per weight or ``"row"`` for one value per row.
 
 What slots start from
 ---------------------
@@ -69,12 +70,10 @@ Examples
 --------
 A whole optimizer, heavy-ball momentum:
 
->>> from dataclasses import dataclass
 >>> import numpy as np
 >>> from shardcore.optimizer import LearningRate, Optimizer, SlotSpec
 >>> from shardcore.optimizer import check_hyper_parameter, check_learning_rate
->>> @dataclass(frozen=True, eq=False, repr=False)
-... class HeavyBall(Optimizer):
+>>> class HeavyBall(Optimizer):
 ...     learning_rate: LearningRate = 0.01
 ...     momentum: float = 0.9
 ...
@@ -110,15 +109,15 @@ With an `OptimizerSpec` in a plugin (see `shardcore.plugins.hookspecs`) it becom
 from __future__ import annotations
 
 import dataclasses
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from types import MethodType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, dataclass_transform
 
 import numpy as np
 
-from shardcore.errors import ShardcoreTypeError
 from shardcore.optimizer.compiled import UpdateFunction
+from shardcore.optimizer.declaration import OptimizerMeta, check_parameter_names
 from shardcore.optimizer.hyperparameters import (
     callable_name,
     evaluate_learning_rate,
@@ -164,12 +163,16 @@ def _as_text(value: Any) -> str:
     return f"<{callable_name(value)}>" if callable(value) else repr(value)
 
 
-class Optimizer(ABC):
+@dataclass_transform(
+    eq_default=False, frozen_default=True, field_specifiers=(dataclasses.field, dataclasses.Field)
+)
+class Optimizer(metaclass=OptimizerMeta):
     """Base of every optimizer; the module's text is the contract.
 
-    A subclass is decorated with ``@dataclass(frozen=True, eq=False, repr=False)``, has its
-    parameters as fields, checks them in ``__post_init__``, declares `slots` and `hyper_names` and
-    implements `update`. The rest is built from these.
+    A subclass has its parameters as annotated fields, as a dataclass does, checks them in
+    ``__post_init__``, declares `slots` and `hyper_names` without annotations and implements
+    `update`. The rest is built from these. No decorator is needed: a subclass is made a frozen
+    dataclass, its fields keyword-only with ``class Faster(Optimizer, kw_only=True)``.
 
     Equal are two optimizers of the same class with equal parameters; parameters that are callable
     are compared by identity, since two schedules that agree today may differ tomorrow. Initial
@@ -193,25 +196,18 @@ class Optimizer(ABC):
     Raises
     ------
     ShardcoreTypeError
-        If a subclass that is no frozen dataclass is instantiated.
+        If a subclass annotates what is declared here, such as `slots`, which would make it a
+        parameter; or is decorated as a dataclass that is not frozen.
     """
 
     name: ClassVar[str]
     hyper_names: ClassVar[tuple[str, ...]] = ("learning_rate",)
 
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls, *, kw_only: bool = False, **options: Any) -> None:
         super().__init_subclass__(**options)
         cls.name = cls.__dict__.get("name", cls.__name__)
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Refuse classes whose instances could change under a table that uses them."""
-        parameters = getattr(cls, "__dataclass_params__", None)
-        if parameters is None or not parameters.frozen:
-            raise ShardcoreTypeError(
-                f"optimizer class {cls.__name__} must be a frozen dataclass: "
-                "@dataclass(frozen=True, eq=False, repr=False)"
-            )
-        return super().__new__(cls)
+        cls._make_dataclass(kw_only)
+        check_parameter_names(cls, Optimizer)
 
     @property
     def slots(self) -> tuple[SlotSpec, ...]:

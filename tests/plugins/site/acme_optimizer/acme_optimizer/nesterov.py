@@ -1,13 +1,10 @@
 """Nesterov's momentum, once in NumPy and once in C."""
 
-from dataclasses import dataclass
-
 from acme_optimizer import native
 from shardcore import Optimizer, SlotSpec
 from shardcore.optimizer import LearningRate, check_hyper_parameter, check_learning_rate
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class Nesterov(Optimizer):
     """``m = momentum * m + g; w = w - learning_rate * (g + momentum * m)``."""
 
