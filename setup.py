@@ -33,8 +33,11 @@ TREE = runpy.run_path(str(ROOT / "shardcore" / "_core" / "source_tree.py"))
 SOURCES = TREE["checksum"](ROOT)
 
 CORE = "shardcore._core"
+UPDATE = (
+    "shardcore/optimizer/include"  # the C boundary of optimizers, for others to compile against
+)
 UTILITY = f"{CORE}._cyutility"  # memoryview support code, compiled once for all kernels
-KERNELS = ["cpu", "offsets", "slices", "partition", "occurrences", "random"]
+KERNELS = ["constants", "cpu", "offsets", "slices", "partition", "occurrences", "random"]
 STORE = ["lock", "work"]  # what no interrupt may split
 
 # One body (a .pxi) compiled for several instruction sets; the best that runs here is picked when
@@ -113,8 +116,9 @@ class BuildExt(build_ext):
 
 def kernel(name: str, source: str, *pxi: str) -> Extension:
     """Return one extension module of the distribution."""
-    depends = ["setup.py", "shardcore/_core/scalars.h", *pxi]
-    return Extension(name, [source], include_dirs=["shardcore/_core"], depends=depends)
+    headers = ["shardcore/_core/scalars.h", f"{UPDATE}/shardcore_update.h"]
+    depends = ["setup.py", *headers, *pxi]
+    return Extension(name, [source], include_dirs=["shardcore/_core", UPDATE], depends=depends)
 
 
 def source_in_c(extension: Extension) -> Extension:
@@ -149,7 +153,7 @@ else:
         extensions,
         force=by_another,
         shared_utility_qualified_name=UTILITY,
-        include_path=[".", "shardcore/_core", "plugins/shardcore_optimizers"],
+        include_path=[".", "shardcore/_core", UPDATE, "plugins/shardcore_optimizers"],
         compiler_directives={
             "language_level": 3,
             "boundscheck": DEBUG,

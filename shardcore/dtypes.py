@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import DTypeLike
 
+from shardcore._core.constants import KINDS
 from shardcore.errors import ShardcoreTypeError, UnavailableError, shown
 
 __all__ = [
@@ -24,7 +25,7 @@ __all__ = [
     "TABLE_DTYPES",
 ]
 
-KIND_OF: Final = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 3, "int32": 4, "int64": 5}
+KIND_OF: Final = KINDS
 """Name of a dtype -> its kind in ``_core/rows.pxi``. Integers can be scattered to, not combined."""
 
 _FLOAT32: Final[np.dtype[Any]] = np.dtype(np.float32)

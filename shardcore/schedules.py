@@ -112,6 +112,10 @@ class BoundSchedule:
         """Return the learning rate of the present step."""
         return self.schedule.at(self.step())
 
+    def description(self) -> dict[str, str]:
+        """Return the schedule as JSON can hold it, for the configuration of an engine."""
+        return {"schedule": repr(self.schedule)}
+
     def __repr__(self) -> str:
         return f"{self.schedule!r}.bind(...)"
 

@@ -19,7 +19,7 @@ from shardcore.backend import (
     sorted_rows_of_tables,
 )
 from shardcore.dtypes import working_dtype
-from shardcore.store import Mutex, Occurrences, StoreTable, every_row, uninterrupted
+from shardcore.store import Mutex, Occurrences, RowUpdate, StoreTable, every_row, uninterrupted
 
 __all__ = ["CpuBackend"]
 
@@ -124,13 +124,13 @@ class CpuBackend(Backend):
         for update, occurrences, gradient in zip(updates, routes, scaled, strict=True):
             unique += occurrences.rows.size
             spec = self.specs[update.batch.table]
-            if spec.optimizer is not None and not spec.optimizer.lazy:
+            assert spec.optimizer is not None, "the engine trains tables with an optimizer only"
+            if not spec.optimizer.lazy:
                 occurrences = every_row(occurrences, spec.num_rows)
-            commits.append(
-                self._tables[spec.name].stage(
-                    occurrences, occurrences.rows, gradient, update.hyper, update.step, spec.seed
-                )
-            )
+            rows, optimizer = occurrences.rows, spec.optimizer
+            hyper, step, seed = update.hyper, update.step, spec.seed
+            now = RowUpdate(occurrences, rows, gradient, optimizer, hyper, step, seed)
+            commits.append(self._tables[spec.name].stage(now))
         for commit in commits:
             commit()
         self.count_unique_rows(unique)

@@ -29,6 +29,7 @@ from shardcore.sharding import Layout
 from shardcore.store import (
     Occurrences,
     ReadWriteLock,
+    RowUpdate,
     StoreTable,
     aligned_zeros,
     reduce_bags,
@@ -291,12 +292,15 @@ class Placement(ABC):
             array[...] = arrays[slot]
         places = np.arange(row_ids.size, dtype=np.int64)
         copies.apply(
-            replace(occurrences, rows=places),
-            row_ids,
-            gradients,
-            update.hyper,
-            update.step,
-            spec.seed,
+            RowUpdate(
+                replace(occurrences, rows=places),
+                row_ids,
+                gradients,
+                spec.optimizer,
+                update.hyper,
+                update.step,
+                spec.seed,
+            )
         )
         updated: dict[str | None, NDArray[Any]] = {None: copies.rows}
         updated.update(copies.slots)

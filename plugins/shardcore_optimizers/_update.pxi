@@ -1,7 +1,7 @@
 # The updates of all first-party optimizers, written once for both working types and compiled once
 # per instruction set (_update_baseline, _update_v3, _update_v4).
 #
-# Signature and duties: shardcore/optimizer.py. The order of operations is that of the pure form of
+# Signature and duties: shardcore_update.h. The order of operations is that of the pure form of
 # each optimizer, without contraction to fused multiply-add, so that results agree to the last bit;
 # only powers other than roots come from the C library here and from the array library there.
 # `value` is the working type; hyper-parameters are combined in double and rounded to it, as the
@@ -14,18 +14,24 @@ from cpython.pycapsule cimport PyCapsule_New
 from libc.math cimport pow, sqrt, sqrtf
 from libc.stdint cimport int64_t
 
+from shardcore_update cimport (
+    SHARDCORE_UPDATE_FLOAT32, SHARDCORE_UPDATE_FLOAT64, shardcore_update_float32,
+    shardcore_update_float64,
+)
+
 ctypedef fused value:
     float
     double
 
 cdef enum:
-    LANES = 8       # partial sums of a row, as in shardcore/_core/rows.pxi
     CHUNK = 64      # columns squared at a time, a multiple of LANES
 
-cdef enum:   # the first places of hyper, as COMMON_HYPER in row_steps.py
-    RATE, CLIP_LOW, CLIP_HIGH, NORM, DECAY, WEIGHT_LOW, WEIGHT_HIGH, STEPS, OWN
+# --- what the pure forms read from here -------------------------------------------------------
 
-cdef enum:   # bits of hyper[STEPS], as in row_steps.py
+cpdef enum:
+    LANES = 8       # partial sums of a row's squares
+
+cpdef enum:         # bits of hyper[STEPS]: what is done around a formula
     CLIPS = 1
     CLIPS_NORM = 2
     DECAYS = 4
@@ -33,6 +39,76 @@ cdef enum:   # bits of hyper[STEPS], as in row_steps.py
     CLAMPS = 16
     DECAY_TIMES_RATE = 32
     DECAYS_IN_FORMULA = 64
+
+cdef enum:          # places of hyper: those of all formulas, then each formula's own
+    RATE, CLIP_LOW, CLIP_HIGH, NORM, DECAY, WEIGHT_LOW, WEIGHT_HIGH, STEPS, OWN
+
+cdef enum:
+    SGD_MOMENTUM = OWN, SGD_NESTEROV
+
+cdef enum:
+    ADAGRAD_EPSILON = OWN, ADAGRAD_TAKES_MAX
+
+cdef enum:
+    ADAGRAD_MOMENTUM = OWN, ADAGRAD_NESTEROV, ADAGRAD_EXPONENT, ADAGRAD_BETA2, ADAGRAD_OFFSET
+
+cdef enum:
+    FTRL_EXPONENT = OWN, FTRL_L1, FTRL_L2, FTRL_BETA, FTRL_MULTIPLIED
+
+cdef enum:
+    BETA_1 = OWN, BETA_2, EPSILON, INSIDE, CORRECTION
+
+cdef enum:          # hyper[CORRECTION]
+    UNCORRECTED, BY_STEP, BY_ROW
+
+cdef enum:
+    LARS_MOMENTUM = OWN, LARS_TRUST, LARS_EPSILON
+
+cdef enum:
+    RMS_RHO = OWN, RMS_MOMENTUM, RMS_EPSILON, RMS_INSIDE
+
+
+cdef tuple _in_order(dict numbers, int first):
+    """Return the names of numbers that follow each other, beginning with `first`."""
+    names = sorted(numbers, key=numbers.get)
+    assert [numbers[name] for name in names] == list(range(first, first + len(names)))
+    return tuple(names)
+
+
+CORRECTIONS = _in_order({"none": UNCORRECTED, "global": BY_STEP, "row": BY_ROW}, 0)
+
+COMMON_HYPER = _in_order({
+    "learning_rate": RATE, "clip_gradient_min": CLIP_LOW, "clip_gradient_max": CLIP_HIGH,
+    "largest_norm": NORM, "decay": DECAY, "weight_min": WEIGHT_LOW, "weight_max": WEIGHT_HIGH,
+    "configured": STEPS,
+}, 0)
+
+OWN_HYPER = {
+    "sgd": _in_order({"momentum": SGD_MOMENTUM, "nesterov": SGD_NESTEROV}, OWN),
+    "adagrad": _in_order({"epsilon": ADAGRAD_EPSILON}, OWN),
+    "rowwise_adagrad": _in_order(
+        {"epsilon": ADAGRAD_EPSILON, "takes_max": ADAGRAD_TAKES_MAX}, OWN),
+    "adagrad_momentum": _in_order({
+        "momentum": ADAGRAD_MOMENTUM, "use_nesterov": ADAGRAD_NESTEROV,
+        "exponent": ADAGRAD_EXPONENT, "beta2": ADAGRAD_BETA2, "epsilon": ADAGRAD_OFFSET,
+    }, OWN),
+    "ftrl": _in_order({
+        "exponent": FTRL_EXPONENT, "l1_regularization_strength": FTRL_L1,
+        "l2_regularization_strength": FTRL_L2, "beta": FTRL_BETA,
+        "multiply_linear_by_learning_rate": FTRL_MULTIPLIED,
+    }, OWN),
+    "moments": _in_order({
+        "beta_1": BETA_1, "beta_2": BETA_2, "epsilon": EPSILON, "sum_inside_sqrt": INSIDE,
+        "correction": CORRECTION,
+    }, OWN),
+    "lars": _in_order({
+        "momentum": LARS_MOMENTUM, "trust_coefficient": LARS_TRUST, "epsilon": LARS_EPSILON,
+    }, OWN),
+    "rmsprop": _in_order({
+        "rho": RMS_RHO, "momentum": RMS_MOMENTUM, "epsilon": RMS_EPSILON,
+        "sum_inside_sqrt": RMS_INSIDE,
+    }, OWN),
+}
 
 cdef struct Steps:      # what is done around a formula; where nothing is, it changes no bit
     int configured
@@ -183,8 +259,9 @@ cdef inline void sgd_row(
 
 
 cdef void _sgd(
-    int64_t count, int64_t dim, value **rows, value ***slots, const value *gradients,
-    const int64_t *row_ids, const double *hyper, int64_t step,
+    int64_t count, int64_t dim, value *const *rows, value *const *const *slots,
+    const value *gradients, const int64_t *row_ids, const double *hyper, int64_t step,
+    void *context,
 ) noexcept nogil:
     """w = w - rate * g."""
     cdef Steps steps = steps_of(hyper)
@@ -212,13 +289,14 @@ cdef inline void momentum_row(
 
 
 cdef void _momentum_sgd(
-    int64_t count, int64_t dim, value **rows, value ***slots, const value *gradients,
-    const int64_t *row_ids, const double *hyper, int64_t step,
+    int64_t count, int64_t dim, value *const *rows, value *const *const *slots,
+    const value *gradients, const int64_t *row_ids, const double *hyper, int64_t step,
+    void *context,
 ) noexcept nogil:
     """m = momentum * m + g; w = w - rate * (g + momentum * m if nesterov else m)."""
     cdef Steps steps = steps_of(hyper)
-    cdef value rate = <value> hyper[RATE], momentum = <value> hyper[OWN]
-    cdef bint nesterov = hyper[OWN + 1] != 0
+    cdef value rate = <value> hyper[RATE], momentum = <value> hyper[SGD_MOMENTUM]
+    cdef bint nesterov = hyper[SGD_NESTEROV] != 0
     cdef int64_t row
     for row in range(count):
         if steps.configured:
@@ -247,12 +325,13 @@ cdef inline void adagrad_row(
 
 
 cdef void _adagrad(
-    int64_t count, int64_t dim, value **rows, value ***slots, const value *gradients,
-    const int64_t *row_ids, const double *hyper, int64_t step,
+    int64_t count, int64_t dim, value *const *rows, value *const *const *slots,
+    const value *gradients, const int64_t *row_ids, const double *hyper, int64_t step,
+    void *context,
 ) noexcept nogil:
     """a = a + g * g; w = w - (rate * g) / (sqrt(a) + epsilon)."""
     cdef Steps steps = steps_of(hyper)
-    cdef value rate = <value> hyper[RATE], epsilon = <value> hyper[OWN]
+    cdef value rate = <value> hyper[RATE], epsilon = <value> hyper[ADAGRAD_EPSILON]
     cdef int64_t row
     for row in range(count):
         if steps.configured:
@@ -296,13 +375,14 @@ cdef inline void rowwise_adagrad_row(
 
 
 cdef void _rowwise_adagrad(
-    int64_t count, int64_t dim, value **rows, value ***slots, const value *gradients,
-    const int64_t *row_ids, const double *hyper, int64_t step,
+    int64_t count, int64_t dim, value *const *rows, value *const *const *slots,
+    const value *gradients, const int64_t *row_ids, const double *hyper, int64_t step,
+    void *context,
 ) noexcept nogil:
     """a = a + mean or max of g * g; w = w - rate / (sqrt(a) + epsilon) * g; one a per row."""
     cdef Steps steps = steps_of(hyper)
-    cdef value rate = <value> hyper[RATE], epsilon = <value> hyper[OWN]
-    cdef bint takes_max = hyper[OWN + 1] != 0
+    cdef value rate = <value> hyper[RATE], epsilon = <value> hyper[ADAGRAD_EPSILON]
+    cdef bint takes_max = hyper[ADAGRAD_TAKES_MAX] != 0
     cdef int64_t row
     for row in range(count):
         if steps.configured:
@@ -353,22 +433,24 @@ cdef inline void adagrad_momentum_row(
 
 
 cdef void _adagrad_momentum(
-    int64_t count, int64_t dim, value **rows, value ***slots, const value *gradients,
-    const int64_t *row_ids, const double *hyper, int64_t step,
+    int64_t count, int64_t dim, value *const *rows, value *const *const *slots,
+    const value *gradients, const int64_t *row_ids, const double *hyper, int64_t step,
+    void *context,
 ) noexcept nogil:
     """a = beta2 * a + (1 - beta2) * g * g, or a + g * g where beta2 is 1;
     s = g * (a + epsilon) ** (-1 / exponent); m = momentum * m + s;
     w = w - rate * (momentum * m + s if nesterov else m)."""
     cdef Steps steps = steps_of(hyper)
     cdef AdagradMomentum batch
-    cdef bint nesterov = hyper[OWN + 1] != 0
+    cdef bint nesterov = hyper[ADAGRAD_NESTEROV] != 0
     cdef value *w
     cdef value *a
     cdef value *m
     cdef const value *g
     cdef int64_t row
-    batch.rate, batch.momentum, batch.exponent = hyper[RATE], hyper[OWN], hyper[OWN + 2]
-    batch.beta2, batch.epsilon = hyper[OWN + 3], hyper[OWN + 4]
+    batch.rate, batch.momentum = hyper[RATE], hyper[ADAGRAD_MOMENTUM]
+    batch.exponent, batch.beta2 = hyper[ADAGRAD_EXPONENT], hyper[ADAGRAD_BETA2]
+    batch.epsilon = hyper[ADAGRAD_OFFSET]
     batch.share = 1 - batch.beta2 if batch.beta2 != 1 else 1
     for row in range(count):
         w, a, m, g = rows[row], slots[0][row], slots[1][row], gradients + row * dim
@@ -433,8 +515,9 @@ cdef inline void still_row(int64_t dim, value *w, Steps steps) noexcept nogil:
 
 
 cdef void _ftrl(
-    int64_t count, int64_t dim, value **rows, value ***slots, const value *gradients,
-    const int64_t *row_ids, const double *hyper, int64_t step,
+    int64_t count, int64_t dim, value *const *rows, value *const *const *slots,
+    const value *gradients, const int64_t *row_ids, const double *hyper, int64_t step,
+    void *context,
 ) noexcept nogil:
     """b = a + g * g; s = b ** p - a ** p; a = b; then, not multiplied by the rate:
     l = l + (g - s * w / rate); w = (clamp(l, -l1, l1) - l) / ((b ** p + beta) / rate + 2 * l2);
@@ -443,16 +526,17 @@ cdef void _ftrl(
     Where the divisor is 0, or would be divided by a rate of 0, w stays."""
     cdef Steps steps = steps_of(hyper)
     cdef Ftrl batch
-    cdef bint multiplied = hyper[OWN + 4] != 0
-    cdef bint rooted = hyper[OWN] == 0.5
+    cdef bint multiplied = hyper[FTRL_MULTIPLIED] != 0
+    cdef bint rooted = hyper[FTRL_EXPONENT] == 0.5
     cdef value *w
     cdef value *a
     cdef value *l
     cdef const value *g
     cdef int64_t row
-    batch.exponent, batch.rate, batch.beta = hyper[OWN], hyper[RATE], hyper[OWN + 3]
-    batch.l1 = batch.rate * hyper[OWN + 1] if multiplied else hyper[OWN + 1]
-    batch.l2 = 2 * batch.rate * hyper[OWN + 2] if multiplied else 2 * hyper[OWN + 2]
+    batch.rate = hyper[RATE]
+    batch.exponent, batch.beta = hyper[FTRL_EXPONENT], hyper[FTRL_BETA]
+    batch.l1 = batch.rate * hyper[FTRL_L1] if multiplied else hyper[FTRL_L1]
+    batch.l2 = 2 * batch.rate * hyper[FTRL_L2] if multiplied else 2 * hyper[FTRL_L2]
     for row in range(count):
         w, a, l, g = rows[row], slots[0][row], slots[1][row], gradients + row * dim
         if batch.rate == 0 and not multiplied:
@@ -469,13 +553,6 @@ cdef void _ftrl(
 
 # --- Adam and its kin -------------------------------------------------------------------------
 
-cdef enum:      # the places of hyper that Adam, RowwiseAdam and LAMB share
-    BETA_1 = 8          # OWN
-    BETA_2
-    EPSILON
-    INSIDE              # whether epsilon ** 2 goes under the root
-    CORRECTION          # of the bias: 0 none, 1 by the step, 2 by the row's own powers
-
 cdef struct Moments:    # what those numbers become for one batch
     double share_1      # 1 - beta_1
     double share_2
@@ -491,14 +568,14 @@ cdef inline Moments moments_of(const double *hyper, int64_t step) noexcept nogil
     moments.inner = hyper[EPSILON] * hyper[EPSILON] if hyper[INSIDE] != 0 else 0
     moments.outer = 0 if hyper[INSIDE] != 0 else hyper[EPSILON]
     moments.first, moments.second = 1, 1
-    if hyper[CORRECTION] == 1:
+    if hyper[CORRECTION] == BY_STEP:
         moments.first = 1 - pow(hyper[BETA_1], <double> step)
         moments.second = 1 / (1 - pow(hyper[BETA_2], <double> step))
     return moments
 
 
 cdef inline value first_of(
-    value **powers, int64_t row, value beta, double corrected
+    value *const *powers, int64_t row, value beta, double corrected
 ) noexcept nogil:
     """Return the divisor of the first moment: by the step, or by the row's own power of beta."""
     if powers == NULL:
@@ -508,7 +585,7 @@ cdef inline value first_of(
 
 
 cdef inline value second_of(
-    value **powers, int64_t row, value beta, double corrected
+    value *const *powers, int64_t row, value beta, double corrected
 ) noexcept nogil:
     """Return the factor of the second moment."""
     cdef value one = 1
@@ -536,16 +613,17 @@ cdef inline void adam_row(
 
 
 cdef void _adam(
-    int64_t count, int64_t dim, value **rows, value ***slots, const value *gradients,
-    const int64_t *row_ids, const double *hyper, int64_t step,
+    int64_t count, int64_t dim, value *const *rows, value *const *const *slots,
+    const value *gradients, const int64_t *row_ids, const double *hyper, int64_t step,
+    void *context,
 ) noexcept nogil:
     """m = beta_1 * m + (1 - beta_1) * g; v = beta_2 * v + (1 - beta_2) * g * g;
     w = w - rate / c1 * m / (sqrt(v / c2 + epsilon ** 2), or sqrt(v / c2) + epsilon)."""
     cdef Steps steps = steps_of(hyper)
     cdef Moments moments = moments_of(hyper, step)
     cdef value beta_1 = <value> hyper[BETA_1], beta_2 = <value> hyper[BETA_2]
-    cdef value **powers_1 = slots[2] if hyper[CORRECTION] == 2 else NULL
-    cdef value **powers_2 = slots[3] if hyper[CORRECTION] == 2 else NULL
+    cdef value *const *powers_1 = slots[2] if hyper[CORRECTION] == BY_ROW else NULL
+    cdef value *const *powers_2 = slots[3] if hyper[CORRECTION] == BY_ROW else NULL
     cdef value rate, second
     cdef int64_t row
     for row in range(count):
@@ -577,15 +655,16 @@ cdef inline void rowwise_adam_row(
 
 
 cdef void _rowwise_adam(
-    int64_t count, int64_t dim, value **rows, value ***slots, const value *gradients,
-    const int64_t *row_ids, const double *hyper, int64_t step,
+    int64_t count, int64_t dim, value *const *rows, value *const *const *slots,
+    const value *gradients, const int64_t *row_ids, const double *hyper, int64_t step,
+    void *context,
 ) noexcept nogil:
     """Adam with one v per row, of the mean of g * g."""
     cdef Steps steps = steps_of(hyper)
     cdef Moments moments = moments_of(hyper, step)
     cdef value beta_1 = <value> hyper[BETA_1], beta_2 = <value> hyper[BETA_2]
-    cdef value **powers_1 = slots[2] if hyper[CORRECTION] == 2 else NULL
-    cdef value **powers_2 = slots[3] if hyper[CORRECTION] == 2 else NULL
+    cdef value *const *powers_1 = slots[2] if hyper[CORRECTION] == BY_ROW else NULL
+    cdef value *const *powers_2 = slots[3] if hyper[CORRECTION] == BY_ROW else NULL
     cdef value rate, second
     cdef int64_t row
     for row in range(count):
@@ -649,8 +728,9 @@ cdef inline void lamb_row(
 
 
 cdef void _lamb(
-    int64_t count, int64_t dim, value **rows, value ***slots, const value *gradients,
-    const int64_t *row_ids, const double *hyper, int64_t step,
+    int64_t count, int64_t dim, value *const *rows, value *const *const *slots,
+    const value *gradients, const int64_t *row_ids, const double *hyper, int64_t step,
+    void *context,
 ) noexcept nogil:
     """m and v as Adam's; r = (m / c1) / (sqrt(v / c2) + epsilon) + decay * w;
     w = w - rate * |w| / |r| * r, norms of a row."""
@@ -658,8 +738,8 @@ cdef void _lamb(
     cdef Moments moments = moments_of(hyper, step)
     cdef value rate = <value> hyper[RATE]
     cdef value beta_1 = <value> hyper[BETA_1], beta_2 = <value> hyper[BETA_2]
-    cdef value **powers_1 = slots[2] if hyper[CORRECTION] == 2 else NULL
-    cdef value **powers_2 = slots[3] if hyper[CORRECTION] == 2 else NULL
+    cdef value *const *powers_1 = slots[2] if hyper[CORRECTION] == BY_ROW else NULL
+    cdef value *const *powers_2 = slots[3] if hyper[CORRECTION] == BY_ROW else NULL
     cdef value first, second
     cdef int64_t row
     for row in range(count):
@@ -676,14 +756,15 @@ cdef void _lamb(
 # --- LARS, RMSProp ----------------------------------------------------------------------------
 
 cdef void _lars(
-    int64_t count, int64_t dim, value **rows, value ***slots, const value *gradients,
-    const int64_t *row_ids, const double *hyper, int64_t step,
+    int64_t count, int64_t dim, value *const *rows, value *const *const *slots,
+    const value *gradients, const int64_t *row_ids, const double *hyper, int64_t step,
+    void *context,
 ) noexcept nogil:
     """local = rate * (trust * |w|) / ((|g| + decay * |w|) + epsilon), norms of a row;
     m = momentum * m + local * (g + decay * w); w = w - m."""
     cdef Steps steps = steps_of(hyper)
-    cdef value momentum = <value> hyper[OWN], trust = <value> hyper[OWN + 1]
-    cdef value epsilon = <value> hyper[OWN + 2]
+    cdef value momentum = <value> hyper[LARS_MOMENTUM], trust = <value> hyper[LARS_TRUST]
+    cdef value epsilon = <value> hyper[LARS_EPSILON]
     cdef value decay = <value> (steps.decay if steps.configured & DECAYS_IN_FORMULA else 0)
     cdef bint plain = steps.configured == 0
     cdef value of_weights[LANES]
@@ -734,21 +815,23 @@ cdef inline void rmsprop_row(
 
 
 cdef void _rmsprop(
-    int64_t count, int64_t dim, value **rows, value ***slots, const value *gradients,
-    const int64_t *row_ids, const double *hyper, int64_t step,
+    int64_t count, int64_t dim, value *const *rows, value *const *const *slots,
+    const value *gradients, const int64_t *row_ids, const double *hyper, int64_t step,
+    void *context,
 ) noexcept nogil:
     """v = rho * v + (1 - rho) * g * g; s = g / (sqrt(v) + epsilon), or epsilon ** 2 under the root;
     without momentum w = w - rate * s, else m = momentum * m + s; w = w - rate * m."""
     cdef Steps steps = steps_of(hyper)
-    cdef value rate = <value> hyper[RATE], rho = <value> hyper[OWN]
-    cdef value share = <value> (1 - hyper[OWN]), momentum = <value> hyper[OWN + 1]
-    cdef value inner = <value> (hyper[OWN + 2] * hyper[OWN + 2] if hyper[OWN + 3] != 0 else 0)
-    cdef value outer = <value> (0 if hyper[OWN + 3] != 0 else hyper[OWN + 2])
+    cdef value rate = <value> hyper[RATE], rho = <value> hyper[RMS_RHO]
+    cdef value share = <value> (1 - hyper[RMS_RHO]), momentum = <value> hyper[RMS_MOMENTUM]
+    cdef double epsilon = hyper[RMS_EPSILON]
+    cdef value inner = <value> (epsilon * epsilon if hyper[RMS_INSIDE] != 0 else 0)
+    cdef value outer = <value> (0 if hyper[RMS_INSIDE] != 0 else epsilon)
     cdef const value *g
     cdef int64_t row
     for row in range(count):
         g = gradients + row * dim
-        if hyper[OWN + 1] != 0:
+        if hyper[RMS_MOMENTUM] != 0:
             rmsprop_row(dim, rows[row], slots[0][row], slots[1][row], g, rate, rho, share, momentum,
                         inner, outer, True, steps, False)
         elif steps.configured:
@@ -759,22 +842,22 @@ cdef void _rmsprop(
                         outer, False, steps, True)
 
 
-cdef dict _capsules(void *of_float32, void *of_float64):
+cdef dict _capsules(shardcore_update_float32 of_float32, shardcore_update_float64 of_float64):
     """Return the capsules of one formula by the name of the working dtype."""
     return {
-        "float32": PyCapsule_New(of_float32, "shardcore.update_rows.float32", NULL),
-        "float64": PyCapsule_New(of_float64, "shardcore.update_rows.float64", NULL),
+        "float32": PyCapsule_New(<void *> of_float32, SHARDCORE_UPDATE_FLOAT32, NULL),
+        "float64": PyCapsule_New(<void *> of_float64, SHARDCORE_UPDATE_FLOAT64, NULL),
     }
 
 
-sgd = _capsules(<void *> _sgd[float], <void *> _sgd[double])
-momentum_sgd = _capsules(<void *> _momentum_sgd[float], <void *> _momentum_sgd[double])
-adagrad = _capsules(<void *> _adagrad[float], <void *> _adagrad[double])
-rowwise_adagrad = _capsules(<void *> _rowwise_adagrad[float], <void *> _rowwise_adagrad[double])
-adagrad_momentum = _capsules(<void *> _adagrad_momentum[float], <void *> _adagrad_momentum[double])
-ftrl = _capsules(<void *> _ftrl[float], <void *> _ftrl[double])
-adam = _capsules(<void *> _adam[float], <void *> _adam[double])
-rowwise_adam = _capsules(<void *> _rowwise_adam[float], <void *> _rowwise_adam[double])
-lamb = _capsules(<void *> _lamb[float], <void *> _lamb[double])
-lars = _capsules(<void *> _lars[float], <void *> _lars[double])
-rmsprop = _capsules(<void *> _rmsprop[float], <void *> _rmsprop[double])
+sgd = _capsules(_sgd[float], _sgd[double])
+momentum_sgd = _capsules(_momentum_sgd[float], _momentum_sgd[double])
+adagrad = _capsules(_adagrad[float], _adagrad[double])
+rowwise_adagrad = _capsules(_rowwise_adagrad[float], _rowwise_adagrad[double])
+adagrad_momentum = _capsules(_adagrad_momentum[float], _adagrad_momentum[double])
+ftrl = _capsules(_ftrl[float], _ftrl[double])
+adam = _capsules(_adam[float], _adam[double])
+rowwise_adam = _capsules(_rowwise_adam[float], _rowwise_adam[double])
+lamb = _capsules(_lamb[float], _lamb[double])
+lars = _capsules(_lars[float], _lars[double])
+rmsprop = _capsules(_rmsprop[float], _rmsprop[double])

@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 from shardcore.optimizer import LearningRate, SlotSpec, check_hyper_parameter
 from shardcore_optimizers.row_steps import (
-    COMMON_HYPER,
     FROM_PRESET,
     FormulaSteps,
     choice,
     flag,
+    hyper_of,
     mean_of_squares,
     number,
     quotient,
@@ -80,7 +80,7 @@ class Adagrad(FormulaSteps):
     _: KW_ONLY
     epsilon: float = FROM_PRESET
 
-    hyper_names = (*COMMON_HYPER, "epsilon")
+    hyper_names = hyper_of("adagrad")
     rules = {
         "initial_accumulator_value": number(at_least=0),
         "epsilon": number(at_least=0),
@@ -173,7 +173,7 @@ class RowwiseAdagrad(FormulaSteps):
     reduce: Literal["mean", "max"] = "mean"
     epsilon: float = FROM_PRESET
 
-    hyper_names = (*COMMON_HYPER, "epsilon", "takes_max")
+    hyper_names = hyper_of("rowwise_adagrad")
     rules = {**Adagrad.rules, "reduce": choice("mean", "max")}
     defaults = Adagrad.defaults
 
@@ -277,7 +277,7 @@ class AdagradMomentum(FormulaSteps):
     _: KW_ONLY
     initial_accumulator_value: float = FROM_PRESET
 
-    hyper_names = (*COMMON_HYPER, "momentum", "use_nesterov", "exponent", "beta2", "epsilon")
+    hyper_names = hyper_of("adagrad_momentum")
     rules = {
         "momentum": number(at_least=0, below=1),
         "use_nesterov": flag,

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from shardcore.errors import ShardcoreValueError
 from shardcore.optimizer import LearningRate, SlotSpec
+from shardcore_optimizers.kernels import COMPILED
 from shardcore_optimizers.row_steps import (
-    COMMON_HYPER,
     FROM_PRESET,
     FormulaSteps,
     choice,
     flag,
+    hyper_of,
     mean_of_squares,
     number,
     quotient,
@@ -21,7 +22,7 @@ from shardcore_optimizers.row_steps import (
 
 __all__ = ["Adam", "AdamW", "Moments", "RowwiseAdam"]
 
-CORRECTIONS = ("none", "global", "row")
+CORRECTIONS: Final[tuple[str, ...]] = COMPILED.CORRECTIONS
 
 
 class Moments(FormulaSteps):
@@ -48,14 +49,7 @@ class Moments(FormulaSteps):
     _: KW_ONLY
     bias_correction: Literal["none", "global", "row"] = FROM_PRESET
 
-    hyper_names = (
-        *COMMON_HYPER,
-        "beta_1",
-        "beta_2",
-        "epsilon",
-        "sum_inside_sqrt",
-        "correction",
-    )
+    hyper_names = hyper_of("moments")
     rules = {
         "beta_1": number(at_least=0, below=1),
         "beta_2": number(at_least=0, below=1),

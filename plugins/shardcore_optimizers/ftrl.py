@@ -8,7 +8,7 @@ from typing import Any
 
 from shardcore.errors import ShardcoreValueError
 from shardcore.optimizer import LearningRate, SlotSpec
-from shardcore_optimizers.row_steps import COMMON_HYPER, FROM_PRESET, FormulaSteps, flag, number
+from shardcore_optimizers.row_steps import FROM_PRESET, FormulaSteps, flag, hyper_of, number
 
 __all__ = ["FTRL"]
 
@@ -84,14 +84,7 @@ class FTRL(FormulaSteps):
     multiply_linear_by_learning_rate: bool = False
     allow_zero_accumulator: bool = False
 
-    hyper_names = (
-        *COMMON_HYPER,
-        "exponent",
-        "l1_regularization_strength",
-        "l2_regularization_strength",
-        "beta",
-        "multiply_linear_by_learning_rate",
-    )
+    hyper_names = hyper_of("ftrl")
     rules = {
         "learning_rate_power": number(at_most=0),
         "l1_regularization_strength": number(at_least=0),

@@ -9,8 +9,8 @@ from typing import Any
 from shardcore.optimizer import LearningRate, SlotSpec
 from shardcore_optimizers.adam import Moments
 from shardcore_optimizers.row_steps import (
-    COMMON_HYPER,
     FormulaSteps,
+    hyper_of,
     norm_of,
     number,
     quotient,
@@ -160,7 +160,7 @@ class LARS(FormulaSteps):
     _: KW_ONLY
     decoupled_weight_decay: bool = False
 
-    hyper_names = (*COMMON_HYPER, "momentum", "trust_coefficient", "epsilon")
+    hyper_names = hyper_of("lars")
     rules = {
         "momentum": number(at_least=0, below=1),
         "trust_coefficient": number(above=0),

@@ -8,10 +8,10 @@ from typing import Any
 
 from shardcore.optimizer import LearningRate, SlotSpec
 from shardcore_optimizers.row_steps import (
-    COMMON_HYPER,
     FROM_PRESET,
     FormulaSteps,
     flag,
+    hyper_of,
     number,
     quotient,
 )
@@ -73,7 +73,7 @@ class RMSProp(FormulaSteps):
     _: KW_ONLY
     sum_inside_sqrt: bool = False
 
-    hyper_names = (*COMMON_HYPER, "rho", "momentum", "epsilon", "sum_inside_sqrt")
+    hyper_names = hyper_of("rmsprop")
     rules = {
         "rho": number(at_least=0, below=1),
         "momentum": number(at_least=0, below=1),

@@ -25,10 +25,9 @@ from shardcore.optimizer import (
     check_learning_rate,
     initial_value,
 )
-from shardcore_optimizers.kernels import compiled_update
+from shardcore_optimizers.kernels import COMMON_HYPER, COMPILED, compiled_update, hyper_of
 
 __all__ = [
-    "COMMON_HYPER",
     "FROM_PRESET",
     "FormulaSteps",
     "Preset",
@@ -36,6 +35,7 @@ __all__ = [
     "bounded",
     "choice",
     "flag",
+    "hyper_of",
     "mean_of_squares",
     "norm_of",
     "number",
@@ -47,28 +47,16 @@ Preset: TypeAlias = Literal["tf", "fbgemm", "tpu"]
 Rule: TypeAlias = Callable[[Any, str], Any]
 
 PRESETS: Final = ("tf", "fbgemm", "tpu")
-LANES: Final = 8
+LANES: Final[int] = COMPILED.LANES
 
-COMMON_HYPER: Final = (
-    "learning_rate",
-    "clip_gradient_min",
-    "clip_gradient_max",
-    "largest_norm",
-    "decay",
-    "weight_min",
-    "weight_max",
-    "configured",
-)
-"""The first places of ``hyper``, as the compiled forms read them (_update.pxi, RATE to STEPS)."""
-
-# Bits of `RowSteps.configured`, as in _update.pxi.
-_CLIPS: Final = 1
-_CLIPS_NORM: Final = 2
-_DECAYS: Final = 4
-_DECAYS_GRADIENT: Final = 8
-_CLAMPS: Final = 16
-_DECAY_TIMES_RATE: Final = 32
-_DECAYS_IN_FORMULA: Final = 64
+# Bits of `RowSteps.configured`.
+_CLIPS: Final[int] = COMPILED.CLIPS
+_CLIPS_NORM: Final[int] = COMPILED.CLIPS_NORM
+_DECAYS: Final[int] = COMPILED.DECAYS
+_DECAYS_GRADIENT: Final[int] = COMPILED.DECAYS_GRADIENT
+_CLAMPS: Final[int] = COMPILED.CLAMPS
+_DECAY_TIMES_RATE: Final[int] = COMPILED.DECAY_TIMES_RATE
+_DECAYS_IN_FORMULA: Final[int] = COMPILED.DECAYS_IN_FORMULA
 
 
 class _FromPreset:

@@ -8,7 +8,7 @@ from typing import Any
 
 from shardcore.errors import ShardcoreValueError
 from shardcore.optimizer import LearningRate, SlotSpec
-from shardcore_optimizers.row_steps import COMMON_HYPER, FROM_PRESET, FormulaSteps, flag, number
+from shardcore_optimizers.row_steps import FROM_PRESET, FormulaSteps, flag, hyper_of, number
 
 __all__ = ["SGD"]
 
@@ -63,7 +63,7 @@ class SGD(FormulaSteps):
     momentum: float = 0.0
     nesterov: bool = False
 
-    hyper_names = (*COMMON_HYPER, "momentum", "nesterov")
+    hyper_names = hyper_of("sgd")
     rules = {"momentum": number(at_least=0, below=1), "nesterov": flag}
     defaults = {
         "tf": {"learning_rate": 0.01},

@@ -4,5 +4,6 @@ from collections.abc import Callable
 class _Fused:
     def __getitem__(self, types: str | tuple[str, ...]) -> Callable[..., int]: ...
 
+COUNTERS: int
 sort_rows: _Fused  # [index, key](rows, sources, key_space, source_space, counters) -> plane
 unique_runs: _Fused  # [key](sorted, unique, run_splits) -> how many

@@ -15,6 +15,8 @@ cdef enum:
     BUCKETS = 1 << 11
     MAX_DIGITS = 6      # 6 * 11 >= 63
 
+COUNTERS = BUCKETS      # what `sort_rows` counts in
+
 ctypedef fused sort_key_t:
     uint32_t
     uint64_t
@@ -25,7 +27,7 @@ def sort_rows(const index_t[::1] rows__n, const int32_t[::1] sources__n,
               int64_t[::1] counters):
     """Sort `rows__n` (n,), none negative, together with `sources__n` (n,).
 
-    The two spaces (2, n) are scratch; `counters` holds 2048. Return which of the two
+    The two spaces (2, n) are scratch; `counters` holds `COUNTERS`. Return which of the two
     planes holds the result. O(n) per digit of 11 bits in which the rows differ.
     """
     cdef int plane = 0

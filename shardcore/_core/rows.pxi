@@ -15,7 +15,10 @@ between views of two one-field structs, so each `def` makes that choice once, by
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from types cimport float32_t, float64_t, index_t, value_t
+from shardcore_update cimport shardcore_update_float32, shardcore_update_float64
+from types cimport (
+    BFLOAT, FLOAT32, FLOAT64, HALF, INT32, INT64, float32_t, float64_t, index_t, value_t,
+)
 
 include "counter.pxi"
 
@@ -26,6 +29,7 @@ cdef extern from "scalars.h" nogil:
         uint16_t bits
     float sc_from_half(half_t value)
     half_t sc_to_half(float value)
+    half_t sc_double_to_half(double value)
     float sc_from_bfloat(bfloat_t value)
     bfloat_t sc_to_bfloat(float value)
     half_t sc_to_half_by_chance(float value, uint32_t chance)
@@ -41,10 +45,7 @@ cdef enum:
     LINE = 64           # bytes in a cache line
     RUN_BLOCK = 4096    # occurrences of one row that are summed in one go
     LANES = 8           # partial sums of a dot product
-    UPDATE_ROWS = 32    # rows handed to an optimizer's function at a time
-
-cdef enum Kind:     # as in shardcore.dtypes.KIND_OF
-    FLOAT32, FLOAT64, HALF, BFLOAT, INT32, INT64
+    UPDATE_ROWS = 32    # rows handed to an optimizer's function at a time, see `update_room`
 
 ctypedef fused row_t:           # what a table can hold
     float32_t
@@ -74,9 +75,12 @@ cdef inline value_t load(const row_t* cell, value_t like) noexcept nogil:
 
 cdef inline void store(row_t* cell, value_t value) noexcept nogil:
     if row_t is half_t:
-        cell[0] = sc_to_half(<float>value)
+        if value_t is float64_t:
+            cell[0] = sc_double_to_half(value)
+        else:
+            cell[0] = sc_to_half(value)
     elif row_t is bfloat_t:
-        cell[0] = sc_to_bfloat(<float>value)
+        cell[0] = sc_to_bfloat(<float>value)    # ml_dtypes too rounds a double twice
     else:
         cell[0] = <row_t>value
 
@@ -429,17 +433,16 @@ cdef void _scatter(scatter_t* table, Py_ssize_t dim, const index_t* ids__n, Py_s
 
 # --- update ------------------------------------------------------------------------------------
 
-ctypedef void (*update_t)(int64_t count, int64_t dim, void* const* rows, void* const* const* slots,
-                          const void* gradients, const int64_t* row_ids, const double* hyper,
-                          int64_t step) noexcept nogil
-
-
 cdef struct Target:             # what one call of `update` works on, in plain memory
     Py_ssize_t dim
     Py_ssize_t slots
     char** slot_bases           # per slot: first byte
     int64_t* slot_bytes         # per slot: bytes per row
-    update_t function
+    int64_t* slot_kinds
+    int64_t working             # the kind that is computed with
+    bint converts               # some slot is of another type than the working one
+    void* function
+    void* context
     const double* hyper
     int64_t step
     bint by_occurrence          # one call per occurrence of a row, instead of one for their sum
@@ -447,33 +450,52 @@ cdef struct Target:             # what one call of `update` works on, in plain m
     uint64_t key                # of the random bits of this table and step
 
 
+def update_room(Py_ssize_t dim, Py_ssize_t slots, Py_ssize_t converted):
+    """Return how many values and how many pointers `update` needs as scratch.
+
+    `converted` of the slots are of another type than the working one.
+    """
+    return (2 + converted) * UPDATE_ROWS * dim + dim, UPDATE_ROWS * (2 + slots) + slots
+
+
 def update(uint8_t[:, ::1] table__rd, int kind, const int64_t[::1] unique__u, const int64_t[::1] row_ids__u,
            const int64_t[::1] run_splits, const int32_t[::1] sources__n,
            const value_t[::1] gains__n, const value_t[:, ::1] gradients__gd,
-           const int64_t[::1] slot_addresses, const int64_t[::1] slot_bytes, uint64_t function,
+           const int64_t[::1] slot_addresses, const int64_t[::1] slot_bytes,
+           const int64_t[::1] slot_kinds, uint64_t function, uint64_t context,
            const double[::1] hyper, int64_t step, bint by_occurrence, bint by_chance, uint64_t seed,
-           value_t[:, ::1] scratch, int64_t[::1] pointers):
-    """Sum the gradients of each unique row and hand them, 32 rows at a time, to the optimizer.
+           value_t[::1] scratch, int64_t[::1] pointers):
+    """Sum the gradients of each unique row and hand them, a block of rows at a time, to the optimizer.
 
     Rows `unique__u` (u,) of `table__rd` are distinct and ascending; run u of `sources__n` and
     `gains__n` (or None) is [run_splits[u], run_splits[u + 1]), summed as `accumulate` does, an
-    empty one to zeros. `by_occurrence`: nothing is summed; of 32 rows first those that have one get
+    empty one to zeros. `by_occurrence`: nothing is summed; of a block first those that have one get
     the gradient of their first occurrence, then of their second, and so on. `function` is the
-    address of an optimizer's C function (see `shardcore.optimizer`), called with pointers into the
-    table and the slots; short rows are widened to float32 for it and rounded back once, to the
-    nearest, or `by_chance`, with the upper 32 bits of (seed, row id, column) of `_core.random`.
-    `scratch` is (65, d); `pointers` holds at least 32 * (2 + s) + s, s slots. O(n·d).
+    address of an optimizer's C function (see shardcore_update.h), called with `context` and with
+    pointers into the table and the slots. Rows and slots of other types than the working one, by
+    `kind` and `slot_kinds`, are converted for it and back, once per block: to the nearest, or, rows
+    `by_chance`, with the upper 32 bits of (seed, row id, column) of `_core.random`. `scratch` and
+    `pointers` hold as many as `update_room` says. O(n·d).
     """
     cdef Target target
     cdef const value_t* gains = NULL
     cdef const int32_t* sources = NULL
     cdef const value_t* gradients = NULL
-    cdef Py_ssize_t rows = unique__u.shape[0]
+    cdef Py_ssize_t rows = unique__u.shape[0], k
     target.dim = gradients__gd.shape[1]
     target.slots = slot_addresses.shape[0]
     target.slot_bases = <char**>(&slot_addresses[0] if target.slots else NULL)
     target.slot_bytes = <int64_t*>(&slot_bytes[0] if target.slots else NULL)
-    target.function = <update_t><void*>function
+    target.slot_kinds = <int64_t*>(&slot_kinds[0] if target.slots else NULL)
+    if value_t is float64_t:
+        target.working = FLOAT64
+    else:
+        target.working = FLOAT32
+    target.converts = False
+    for k in range(target.slots):
+        target.converts |= target.slot_kinds[k] != target.working
+    target.function = <void*>function
+    target.context = <void*>context
     target.hyper = &hyper[0] if hyper.shape[0] else NULL
     target.step = step
     target.by_occurrence = by_occurrence
@@ -490,16 +512,102 @@ def update(uint8_t[:, ::1] table__rd, int kind, const int64_t[::1] unique__u, co
     with nogil:
         if value_t is float64_t:
             _update(<float64_t*>table, &unique__u[0], &row_ids__u[0], &run_splits[0], rows,
-                    sources, gains, gradients, &target, &scratch[0, 0], spare)
+                    sources, gains, gradients, &target, &scratch[0], spare)
         elif kind == HALF:
             _update(<half_t*>table, &unique__u[0], &row_ids__u[0], &run_splits[0], rows,
-                    sources, gains, gradients, &target, &scratch[0, 0], spare)
+                    sources, gains, gradients, &target, &scratch[0], spare)
         elif kind == BFLOAT:
             _update(<bfloat_t*>table, &unique__u[0], &row_ids__u[0], &run_splits[0], rows,
-                    sources, gains, gradients, &target, &scratch[0, 0], spare)
+                    sources, gains, gradients, &target, &scratch[0], spare)
         else:
             _update(<float32_t*>table, &unique__u[0], &row_ids__u[0], &run_splits[0], rows,
-                    sources, gains, gradients, &target, &scratch[0, 0], spare)
+                    sources, gains, gradients, &target, &scratch[0], spare)
+
+
+cdef inline void call(const Target* target, int64_t count, void** rows, void** slots,
+                      const value_t* gradients, const int64_t* row_ids) noexcept nogil:
+    """Call the optimizer's function, of the type that it was compiled as."""
+    if value_t is float64_t:
+        (<shardcore_update_float64>target.function)(
+            count, target.dim, <double* const*>rows, <double* const* const*>slots, gradients,
+            row_ids, target.hyper, target.step, target.context)
+    else:
+        (<shardcore_update_float32>target.function)(
+            count, target.dim, <float* const*>rows, <float* const* const*>slots, gradients,
+            row_ids, target.hyper, target.step, target.context)
+
+
+cdef inline void load_slot(const char* stored, int64_t kind, int64_t size,
+                           value_t* out) noexcept nogil:
+    """Convert one row of a slot, of `size` bytes, to the working type."""
+    cdef int64_t c
+    if kind == HALF:
+        for c in range(size // <int64_t>sizeof(half_t)):
+            out[c] = load(<const half_t*>stored + c, out[0])
+    elif kind == BFLOAT:
+        for c in range(size // <int64_t>sizeof(bfloat_t)):
+            out[c] = load(<const bfloat_t*>stored + c, out[0])
+    elif kind == FLOAT64:
+        for c in range(size // <int64_t>sizeof(float64_t)):
+            out[c] = load(<const float64_t*>stored + c, out[0])
+    else:
+        for c in range(size // <int64_t>sizeof(float32_t)):
+            out[c] = load(<const float32_t*>stored + c, out[0])
+
+
+cdef inline void store_slot(char* stored, int64_t kind, int64_t size,
+                            const value_t* values) noexcept nogil:
+    """Round one row of a slot back to the type that it is stored in."""
+    cdef int64_t c
+    if kind == HALF:
+        for c in range(size // <int64_t>sizeof(half_t)):
+            store(<half_t*>stored + c, values[c])
+    elif kind == BFLOAT:
+        for c in range(size // <int64_t>sizeof(bfloat_t)):
+            store(<bfloat_t*>stored + c, values[c])
+    elif kind == FLOAT64:
+        for c in range(size // <int64_t>sizeof(float64_t)):
+            store(<float64_t*>stored + c, values[c])
+    else:
+        for c in range(size // <int64_t>sizeof(float32_t)):
+            store(<float32_t*>stored + c, values[c])
+
+
+cdef void convert_slots(const Target* target, const int64_t* unique__u, Py_ssize_t count,
+                        value_t* scratch, void** pointers, bint back) noexcept nogil:
+    """Convert slots of other types for the rows of a block, and point to what they became.
+
+    `back`: convert what they point to back instead.
+    """
+    cdef Py_ssize_t k, u
+    cdef value_t* block__ud = scratch
+    cdef char* stored
+    for k in range(target.slots):
+        if target.slot_kinds[k] == target.working:
+            continue
+        for u in range(count):
+            stored = target.slot_bases[k] + unique__u[u] * target.slot_bytes[k]
+            if back:
+                store_slot(stored, target.slot_kinds[k], target.slot_bytes[k],
+                           block__ud + u * target.dim)
+            else:
+                load_slot(stored, target.slot_kinds[k], target.slot_bytes[k],
+                          block__ud + u * target.dim)
+                pointers[k * UPDATE_ROWS + u] = block__ud + u * target.dim
+        block__ud += UPDATE_ROWS * target.dim
+
+
+cdef inline void point_slots(const Target* target, int64_t row, Py_ssize_t u, Py_ssize_t at,
+                             value_t* scratch, void** pointers) noexcept nogil:
+    """Point, at place `at`, to the slots of row number u of a block."""
+    cdef Py_ssize_t k
+    cdef value_t* block__ud = scratch
+    for k in range(target.slots):
+        if target.slot_kinds[k] == target.working:
+            pointers[k * UPDATE_ROWS + at] = target.slot_bases[k] + row * target.slot_bytes[k]
+        else:
+            pointers[k * UPDATE_ROWS + at] = block__ud + u * target.dim
+            block__ud += UPDATE_ROWS * target.dim
 
 
 cdef void _update(row_t* table, const int64_t* unique__u, const int64_t* row_ids__u,
@@ -508,13 +616,14 @@ cdef void _update(row_t* table, const int64_t* unique__u, const int64_t* row_ids
                   value_t* scratch, void** pointers) noexcept nogil:
     cdef Py_ssize_t dim = target.dim, slots = target.slots
     cdef Py_ssize_t first, count, u, k, c, turn, filled, at
-    cdef value_t* gradients__ud = scratch                       # (32, d)
-    cdef value_t* widened__ud = scratch + UPDATE_ROWS * dim     # (32, d), for short rows
+    cdef value_t* gradients__ud = scratch                       # (UPDATE_ROWS, d)
+    cdef value_t* widened__ud = scratch + UPDATE_ROWS * dim     # (UPDATE_ROWS, d), for short rows
     cdef value_t* block__d = scratch + 2 * UPDATE_ROWS * dim    # (d,)
+    cdef value_t* converted = block__d + dim                    # (UPDATE_ROWS, d) per such slot
     cdef void** row_pointers = pointers
-    cdef void** slot_pointers = pointers + UPDATE_ROWS          # slots x 32
+    cdef void** slot_pointers = pointers + UPDATE_ROWS          # slots x UPDATE_ROWS
     cdef void** slot_tables = slot_pointers + slots * UPDATE_ROWS
-    cdef int64_t* turn_ids = <int64_t*>(slot_tables + slots)    # 32
+    cdef int64_t* turn_ids = <int64_t*>(slot_tables + slots)    # UPDATE_ROWS
     cdef row_t* row
     cdef uint64_t bits, stride
     for k in range(slots):
@@ -542,9 +651,10 @@ cdef void _update(row_t* table, const int64_t* unique__u, const int64_t* row_ids
             for k in range(slots):
                 slot_pointers[k * UPDATE_ROWS + u - first] = (
                     target.slot_bases[k] + unique__u[u] * target.slot_bytes[k])
+        if target.converts:
+            convert_slots(target, unique__u + first, count, converted, slot_pointers, False)
         if not target.by_occurrence:
-            target.function(count, dim, <void* const*>row_pointers, <void* const* const*>slot_tables,
-                            gradients__ud, row_ids__u + first, target.hyper, target.step)
+            call(target, count, row_pointers, slot_tables, gradients__ud, row_ids__u + first)
         else:
             turn, filled = 0, count
             while filled:       # the rows that have an occurrence number `turn`
@@ -559,16 +669,14 @@ cdef void _update(row_t* table, const int64_t* unique__u, const int64_t* row_ids
                         row_pointers[filled] = widened__ud + (u - first) * dim
                     else:
                         row_pointers[filled] = table + unique__u[u] * dim
-                    for k in range(slots):
-                        slot_pointers[k * UPDATE_ROWS + filled] = (
-                            target.slot_bases[k] + unique__u[u] * target.slot_bytes[k])
+                    point_slots(target, unique__u[u], u - first, filled, converted, slot_pointers)
                     turn_ids[filled] = row_ids__u[u]
                     filled += 1
                 if filled:
-                    target.function(filled, dim, <void* const*>row_pointers,
-                                    <void* const* const*>slot_tables, gradients__ud, turn_ids,
-                                    target.hyper, target.step)
+                    call(target, filled, row_pointers, slot_tables, gradients__ud, turn_ids)
                 turn += 1
+        if target.converts:
+            convert_slots(target, unique__u + first, count, converted, slot_pointers, True)
         if row_t is half_t or row_t is bfloat_t:
             for u in range(first, first + count):
                 row = table + unique__u[u] * dim

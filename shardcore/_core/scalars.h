@@ -47,6 +47,19 @@ static inline sc_half sc_to_half(float value) {
     return half;
 }
 
+/* In one rounding, as NumPy does: what a float cannot hold is first rounded to its odd neighbour, from
+   which the second rounding goes where one would have gone. */
+static inline sc_half sc_double_to_half(double value) {
+    float rounded = (float)value;
+    uint32_t bits = sc_bits_of_float(rounded);
+    double back = (double)rounded;
+    if (back != value && value == value) {
+        int away = (value < 0 ? -back : back) > (value < 0 ? -value : value);
+        bits = (bits - (uint32_t)away) | 1;
+    }
+    return sc_to_half(sc_float_of_bits(bits));
+}
+
 static inline float sc_from_bfloat(sc_bfloat value) {
     return sc_float_of_bits((uint32_t)value.bits << 16);
 }

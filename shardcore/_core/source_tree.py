@@ -17,7 +17,12 @@ __all__ = ["checksum", "is_source_tree", "record", "require_built"]
 BUILT_FOR: Final = EXTENSION_SUFFIXES[0].rsplit(".", 1)[0]
 """What the names of compiled modules end in: the kind of Python they are for."""
 
-_COMPILED: Final = ("shardcore/_core", "shardcore/store", "plugins/shardcore_optimizers")
+_COMPILED: Final = (
+    "shardcore/_core",
+    "shardcore/store",
+    "shardcore/optimizer/include",
+    "plugins/shardcore_optimizers",
+)
 _SOURCES: Final = {".pyx", ".pxd", ".pxi", ".h"}
 _OUR_OWN: Final = ("backends", "plugins")
 

@@ -5,6 +5,9 @@ from libc.stdint cimport int32_t, int64_t
 ctypedef float float32_t
 ctypedef double float64_t
 
+cdef enum Kind:                 # of the elements of rows; `constants` names them for Python
+    FLOAT32, FLOAT64, HALF, BFLOAT, INT32, INT64
+
 ctypedef fused index_t:         # ids, row_splits
     int32_t
     int64_t

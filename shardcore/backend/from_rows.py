@@ -17,6 +17,7 @@ from shardcore.backend.messages import NotFinite, TableBatch, TableSpec, TableUp
 from shardcore.dtypes import working_dtype
 from shardcore.store.occurrences import every_row
 from shardcore.store.rounding import narrowed
+from shardcore.store.row_update import RowUpdate
 from shardcore.store.segment_reduce import reduce_bags, row_dots
 from shardcore.store.update import updated
 
@@ -117,18 +118,22 @@ def staged(spec: TableSpec, update: TableUpdate, gather: Gather) -> tuple[list[W
     if not optimizer.lazy:
         occurrences = every_row(occurrences, spec.num_rows)
     rows = occurrences.rows
-    new_rows, new_slots = updated(
-        optimizer,
+    change = RowUpdate(
         occurrences,
+        rows,
         gradient_rows(features, gradients),
+        optimizer,
+        update.hyper,
+        update.step,
+        spec.seed,
+    )
+    new_rows, new_slots = updated(
         gather(spec.name, None, rows).astype(value, copy=False),
         {
             slot.name: gather(spec.name, slot.name, rows).astype(value, copy=False)
             for slot in optimizer.slots
         },
-        update.hyper,
-        update.step,
-        rows,
+        change,
     )
     writes: list[Write] = [
         (
@@ -139,6 +144,6 @@ def staged(spec: TableSpec, update: TableUpdate, gather: Gather) -> tuple[list[W
         )
         for slot in optimizer.slots
     ]
-    stored = narrowed(new_rows, spec.dtype, optimizer, rows, spec.seed, update.step)
+    stored = narrowed(new_rows, spec.dtype, change)
     writes.append((spec.name, None, rows, stored))
     return writes, unique

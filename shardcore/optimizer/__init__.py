@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 from shardcore.optimizer.base import Optimizer
-from shardcore.optimizer.compiled import UpdateFunction, update_prototype
+from shardcore.optimizer.compiled import UpdateFunction, get_include, update_prototype
 from shardcore.optimizer.hyperparameters import (
     LearningRate,
     check_hyper_parameter,
@@ -36,5 +36,6 @@ __all__ = [
     "fill_slots",
     "initial_slots",
     "UpdateFunction",
+    "get_include",
     "update_prototype",
 ]

@@ -45,8 +45,11 @@ Hence no branches on values of arrays.
 The same in C
 -------------
 For speed on the CPU an optimizer may also hand over a compiled function through
-`Optimizer.compiled`, from any tool that can make one: Cython, C, C++, Rust, numba. With V = float
-for a working dtype of float32 and V = double for float64::
+`Optimizer.compiled`, from any tool that can make one: Cython, C, C++, Rust, numba. Its type is in
+``shardcore_update.h``, in the folder `shardcore.optimizer.get_include`, with a ``.pxd`` of the same
+name beside it. With V = float for a working dtype of float32 and V = double for float64::
+
+    #include "shardcore_update.h"
 
     void update(int64_t count,            /* rows of this block, may be 0 */
                 int64_t dim,              /* columns of a row */
@@ -56,15 +59,18 @@ for a working dtype of float32 and V = double for float64::
                 const V *gradients,       /* count x dim, C-contiguous: the summed gradients */
                 const int64_t *row_ids,   /* row_ids[i]: the row's number in the whole table */
                 const double *hyper,      /* in the order of Optimizer.hyper_names */
-                int64_t step);            /* 1 for the first batch */
+                int64_t step,             /* 1 for the first batch */
+                void *context);           /* of the capsule, or UpdateFunction.context */
 
 It is called from several threads at once, without the GIL, over rows that never overlap. It must
 not raise, allocate Python objects, call back, or touch memory outside of what it is given. It must
 give the same numbers as `Optimizer.update`; results equal to the last bit need the same order of
-operations and a compiler that does not contract them (``-ffp-contract=off``).
+operations and a compiler that does not contract them (``-ffp-contract=off``). Slots that are stored
+in another dtype than the working one are converted for it and back, as rows of a short dtype are.
 
-A capsule that carries such a function is named ``"shardcore.update_rows.float32"`` or
-``"shardcore.update_rows.float64"``.
+A capsule that carries such a function is named ``"shardcore.update_rows.v1.float32"`` or
+``"shardcore.update_rows.v1.float64"``, the header's SHARDCORE_UPDATE_FLOAT32 and
+SHARDCORE_UPDATE_FLOAT64. A capsule of another version is refused.
 
 Examples
 --------
@@ -143,9 +149,13 @@ def _as_json(value: Any) -> Any:
     if isinstance(value, SlotSpec):
         described = {name: _as_json(getattr(value, name)) for name in ("name", "kind", "dtype")}
         return {**described, "fill": described_value(value.fill)}
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         return [described_value(one) if callable(one) else _as_json(one) for one in value]
-    return value
+    if isinstance(value, Mapping):
+        return {str(name): _as_json(one) for name, one in value.items()}
+    if isinstance(value, np.generic):
+        return _as_json(value.item())
+    return value if value is None or isinstance(value, bool | int | float | str) else repr(value)
 
 
 def _as_key(value: Any) -> object:
@@ -347,6 +357,35 @@ class Optimizer(metaclass=OptimizerMeta):
             "name": self.name,
             **{name: _as_json(value) for name, value in self.parameters().items()},
         }
+
+    def description(self) -> dict[str, Any]:
+        """Return what the configuration of an engine says of the optimizer, ready for JSON.
+
+        Returns
+        -------
+        dict
+            ``"name"``; ``"learning_rate"``, which is "dynamic" if a number of `hyper` is a callable
+            and else "constant"; and ``"parameters"``, those of `config`, where a callable that has
+            a method ``description`` itself appears by what that returns.
+
+        Examples
+        --------
+        >>> import shardcore as sc
+        >>> rate = sc.schedules.Constant(0.5).bind(lambda: 0)
+        >>> described = sc.optimizers.SGD(rate, momentum=0.5).description()
+        >>> described["name"], described["learning_rate"], described["parameters"]["momentum"]
+        ('SGD', 'dynamic', 0.5)
+        >>> described["parameters"]["learning_rate"]
+        {'schedule': 'Constant(rate=0.5)'}
+        """
+        given, parameters = self.parameters(), self.config()
+        del parameters["name"]
+        for name, value in given.items():
+            if callable(value) and hasattr(value, "description"):
+                parameters[name] = value.description()
+        dynamic = any(callable(given.get(name)) for name in self.hyper_names)
+        learning_rate = "dynamic" if dynamic else "constant"
+        return {"name": self.name, "learning_rate": learning_rate, "parameters": parameters}
 
     def _key(self) -> tuple[object, ...]:
         """Return what makes two optimizers equal."""

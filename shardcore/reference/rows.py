@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from shardcore.dtypes import working_dtype
-from shardcore.optimizer.base import Optimizer
 from shardcore.reference.offsets import row_ids_from_row_splits
 from shardcore.reference.random import uniform_bits
 from shardcore.store.occurrences import Occurrences
 from shardcore.store.rounding import rounds_by_chance, step_seed
+from shardcore.store.row_update import RowUpdate
 
 __all__ = [
     "accumulate",
@@ -331,17 +331,7 @@ def _received(occurrences: Occurrences, at: int, gradients: NDArray[Any]) -> NDA
     return total[None]
 
 
-def update_rows(
-    rows: NDArray[Any],
-    slots: Mapping[str, NDArray[Any]],
-    occurrences: Occurrences,
-    row_ids: NDArray[np.int64],
-    gradients: NDArray[Any],
-    optimizer: Optimizer,
-    hyper: tuple[float, ...],
-    step: int,
-    seed: int = 0,
-) -> None:
+def update_rows(rows: NDArray[Any], slots: Mapping[str, NDArray[Any]], update: RowUpdate) -> None:
     """Update the rows of a batch and their slots in place: one by one, by `optimizer.update`.
 
     Without accumulation each occurrence of a row is an update, in their order.
@@ -349,17 +339,19 @@ def update_rows(
     Examples
     --------
     >>> from shardcore_optimizers.sgd import SGD
-    >>> rows, optimizer = np.ones((4, 1)), SGD(learning_rate=0.5)
+    >>> rows, sgd = np.ones((4, 1)), SGD(learning_rate=0.5)
     >>> batch = sort_occurrences(np.array([3, 1, 3]), np.array([0, 0, 1], np.int32), None, 4)
     >>> gradients = np.array([[1.0], [10.0]])
-    >>> update_rows(rows, {}, batch, batch.rows, gradients, optimizer, optimizer.hyper(), step=1)
+    >>> update_rows(rows, {}, RowUpdate(batch, batch.rows, gradients, sgd, sgd.hyper(), step=1))
     >>> rows[:, 0]
     array([ 1. ,  0.5,  1. , -4.5])
     """
     if rows.shape[1] == 0:
         return
-    sums = accumulate(occurrences, gradients)
+    occurrences, optimizer = update.occurrences, update.optimizer
+    sums = accumulate(occurrences, update.gradients)
     for u, row in enumerate(occurrences.rows.tolist()):
+        row_id = update.row_ids[u : u + 1]
         new_row: Any = widened(rows[row : row + 1])
         new_slots: Mapping[str, Any] = {
             name: slot[row : row + 1].astype(sums.dtype) for name, slot in slots.items()
@@ -367,16 +359,16 @@ def update_rows(
         received = [sums[u : u + 1]]
         if not optimizer.accumulate:
             run = range(occurrences.run_splits[u], occurrences.run_splits[u + 1])
-            received = [_received(occurrences, at, gradients) for at in run]
+            received = [_received(occurrences, at, update.gradients) for at in run]
         for gradient in received:
             with np.errstate(all="ignore"):
                 new_row, new_slots = optimizer.update(
-                    gradient, new_row, new_slots, hyper, step, row_ids[u : u + 1]
+                    gradient, new_row, new_slots, update.hyper, update.step, row_id
                 )
         values = np.asarray(new_row)
         if rounds_by_chance(optimizer, rows.dtype):
-            now = step_seed(seed, step)
-            rows[row] = round_by_chance(values, rows.dtype, row_ids[u : u + 1], now)[0]
+            now = step_seed(update.seed, update.step)
+            rows[row] = round_by_chance(values, rows.dtype, row_id, now)[0]
         else:
             rows[row] = narrowed(values, rows.dtype)[0]
         for name, slot in slots.items():

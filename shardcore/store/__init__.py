@@ -10,6 +10,7 @@
     taken_ids         ids copied and checked, large batches on several threads
     segment_reduce    combine rows per bag                      (face of _core/rows.pxi)
     occurrences       the rows of a batch, sorted and unique    (face of _core/occurrences.pyx)
+    row_update        what a batch does to rows, in one record
     update            sum gradients per row, call the optimizer (face of _core/rows.pxi)
     scatter           apply values to rows in place             (face of _core/rows.pxi)
     table             a table's rows and slots, with the operations above and one lock
@@ -27,6 +28,7 @@ from shardcore.store.lock import Mutex, ReadWriteLock, calling_thread
 from shardcore.store.memory import aligned_zeros
 from shardcore.store.occurrences import Occurrences, every_row, sort_occurrences
 from shardcore.store.rounding import rounds_by_chance, step_seed
+from shardcore.store.row_update import RowUpdate
 from shardcore.store.segment_reduce import (
     divisors,
     occurrence_gains,
@@ -41,6 +43,7 @@ __all__ = [
     "Mutex",
     "Occurrences",
     "ReadWriteLock",
+    "RowUpdate",
     "StoreTable",
     "aligned_zeros",
     "best_module",

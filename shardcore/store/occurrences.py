@@ -23,7 +23,6 @@ __all__ = ["Occurrences", "every_row", "sort_occurrences"]
 Ints = NDArray[np.int32] | NDArray[np.int64]
 
 MAX_OCCURRENCES: Final = 2**31 - 1
-_COUNTERS: Final = 2048
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ def sort_occurrences(
     payloads = np.empty((2, n), np.int32)
     key_type = "uint32_t" if narrow else "uint64_t"
     plane = _kernel.sort_rows[TYPE_NAMES[rows.dtype], key_type](
-        np.ascontiguousarray(rows), payload, keys, payloads, np.empty(_COUNTERS, np.int64)
+        np.ascontiguousarray(rows), payload, keys, payloads, np.empty(_kernel.COUNTERS, np.int64)
     )
     unique = np.empty(n, np.int64)
     run_splits = np.empty(n + 1, np.int64)

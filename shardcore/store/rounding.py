@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from shardcore._core import random as _kernel
 from shardcore.optimizer.base import Optimizer
+from shardcore.store.row_update import RowUpdate
 
 __all__ = ["narrowed", "round_by_chance", "rounds_by_chance", "step_seed"]
 
@@ -86,14 +87,7 @@ def round_by_chance(
     return rounded
 
 
-def narrowed(
-    values: Any,
-    dtype: np.dtype[Any],
-    optimizer: Optimizer,
-    row_ids: NDArray[np.int64],
-    seed: int,
-    step: int,
-) -> NDArray[Any]:
+def narrowed(values: Any, dtype: np.dtype[Any], update: RowUpdate) -> NDArray[Any]:
     """Return updated rows in the dtype of their table, rounded as the optimizer says.
 
     Parameters
@@ -102,22 +96,20 @@ def narrowed(
         Beyond the range of a short float lies inf, as in the compiled form.
     dtype : numpy.dtype
         The table's.
-    optimizer : Optimizer
-    row_ids : ndarray of int64, shape (n,)
-        The rows' numbers in the whole table.
-    seed : int
-        The table's.
-    step : int
+    update : RowUpdate
+        Of these rows.
 
     Examples
     --------
-    >>> class Nearest:
-    ...     rounds_stochastically = False
-    >>> narrowed(np.array([[1 / 3]]), np.dtype("float16"), Nearest(), np.array([0]), 0, 1)
+    >>> from shardcore_optimizers.sgd import SGD
+    >>> from shardcore.store.occurrences import sort_occurrences
+    >>> batch = sort_occurrences(np.array([3]), np.array([0], np.int32), None, 4)
+    >>> update = RowUpdate(batch, batch.rows, np.ones((1, 1)), SGD(), SGD().hyper(), step=1)
+    >>> narrowed(np.array([[1 / 3]]), np.dtype("float16"), update)
     array([[0.3333]], dtype=float16)
     """
     array = np.asarray(values)
-    if rounds_by_chance(optimizer, dtype):
-        return round_by_chance(array, dtype, row_ids, step_seed(seed, step))
+    if rounds_by_chance(update.optimizer, dtype):
+        return round_by_chance(array, dtype, update.row_ids, step_seed(update.seed, update.step))
     with np.errstate(over="ignore"):
         return array.astype(dtype, copy=False)

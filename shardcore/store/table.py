@@ -21,10 +21,10 @@ from shardcore.optimizer.base import Optimizer
 from shardcore.optimizer.slot_values import fill_slots
 from shardcore.store.lock import ReadWriteLock
 from shardcore.store.memory import aligned_zeros
-from shardcore.store.occurrences import Occurrences
+from shardcore.store.row_update import RowUpdate
 from shardcore.store.scatter import gather_rows, put_rows
 from shardcore.store.segment_reduce import reduce_bags, row_dots
-from shardcore.store.update import stage_update
+from shardcore.store.update import reads_slots, stage_update
 
 __all__ = ["StoreTable"]
 
@@ -46,6 +46,9 @@ class StoreTable:
     ----------
     rows : ndarray, shape (rows, dim)
     slots : dict of slot name -> ndarray, shape (rows, dim) or (rows, 1)
+    pure_updates : int
+        Updates that ran the optimizer's pure form though it has a compiled one: a slot is stored in
+        a dtype that the kernel does not read, such as long double.
 
     Examples
     --------
@@ -65,6 +68,8 @@ class StoreTable:
         self._lock = ReadWriteLock()
         for spec in optimizer.slots if optimizer is not None else ():
             self.slots[spec.name] = aligned_zeros(spec.shape(rows, dim), spec.storage_dtype(dtype))
+        self.pure_updates = 0
+        self._hinders = not reads_slots(self.slots)
 
     def initialise(self, initializer: Callable[..., Any], global_rows: range, seed: int) -> None:
         """Give rows and slots, still zeros, the initial values of rows of the whole table.
@@ -97,46 +102,21 @@ class StoreTable:
         """Return each occurrence's row times its bag's gradient."""
         return self._lock.read(row_dots, self.rows, ids, row_splits, gradients)
 
-    def stage(
-        self,
-        occurrences: Occurrences,
-        row_ids: NDArray[np.int64],
-        gradients: NDArray[Any],
-        hyper: tuple[float, ...],
-        step: int,
-        seed: int = 0,
-    ) -> Callable[[], None]:
+    def stage(self, update: RowUpdate) -> Callable[[], None]:
         """Prepare an update of the rows of a batch with the table's optimizer, and return it.
 
-        `seed` is the table's. What is returned changes the rows when it is called, without a
-        lookup in between; the caller sees to it that nothing else changes them before.
+        What is returned changes the rows when it is called, without a lookup in between; the caller
+        sees to it that nothing else changes them before.
         """
         assert self._optimizer is not None, "the engine trains tables with an optimizer only"
-        commit = self._lock.read(
-            stage_update,
-            self.rows,
-            self.slots,
-            occurrences,
-            row_ids,
-            gradients,
-            self._optimizer,
-            hyper,
-            step,
-            seed,
-        )
+        commit = self._lock.read(stage_update, self.rows, self.slots, update)
+        if self._hinders and update.optimizer.compiled(working_dtype(self.rows.dtype)) is not None:
+            self.pure_updates += 1
         return partial(self._lock.write, commit)
 
-    def apply(
-        self,
-        occurrences: Occurrences,
-        row_ids: NDArray[np.int64],
-        gradients: NDArray[Any],
-        hyper: tuple[float, ...],
-        step: int,
-        seed: int = 0,
-    ) -> None:
+    def apply(self, update: RowUpdate) -> None:
         """Update the rows of a batch: `stage`, and what it returns."""
-        self.stage(occurrences, row_ids, gradients, hyper, step, seed)()
+        self.stage(update)()
 
     def gather(self, slot: str | None, ids: Ints) -> NDArray[Any]:
         """Return copies of rows `ids` of the weights (None) or of a slot, in that order."""

@@ -14,23 +14,23 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from shardcore.dtypes import kind_of, row_bytes, working_dtype
+from shardcore.dtypes import KIND_OF, kind_of, row_bytes, working_dtype
 from shardcore.errors import ShardcoreValueError
-from shardcore.optimizer.base import Optimizer
+from shardcore.optimizer.compiled import UpdateFunction
 from shardcore.store import threads
 from shardcore.store.instruction_set import best_module
 from shardcore.store.occurrences import Occurrences
 from shardcore.store.rounding import narrowed, rounds_by_chance, step_seed
+from shardcore.store.row_update import RowUpdate
 from shardcore.store.scatter import gather_rows, put_rows
 from shardcore.store.segment_reduce import TYPE_NAMES
 
-__all__ = ["accumulate", "stage_update", "update_rows", "updated"]
+__all__ = ["accumulate", "reads_slots", "stage_update", "update_rows", "updated"]
 
 Commit = Callable[[], None]
 
 _kernel = best_module("shardcore._core.rows")
 
-_BLOCK_ROWS: Final = 32  # as UPDATE_ROWS in rows.pxi
 _PURE_BLOCK_BYTES: Final = 1 << 20
 
 
@@ -69,29 +69,16 @@ def accumulate(occurrences: Occurrences, gradients: NDArray[Any]) -> NDArray[Any
 
 
 def updated(
-    optimizer: Optimizer,
-    occurrences: Occurrences,
-    gradients: NDArray[Any],
-    rows: NDArray[Any],
-    slots: Mapping[str, NDArray[Any]],
-    hyper: tuple[float, ...],
-    step: int,
-    row_ids: NDArray[np.int64],
+    rows: NDArray[Any], slots: Mapping[str, NDArray[Any]], update: RowUpdate
 ) -> tuple[Any, Mapping[str, Any]]:
     """Return what an optimizer's pure form makes of the rows of a batch and their slots.
 
     Parameters
     ----------
-    optimizer : Optimizer
-    occurrences : Occurrences
-    gradients : ndarray of the working dtype, shape (bags, dim), C-contiguous
     rows : ndarray of the working dtype, shape (unique, dim)
-        Those that the occurrences name.
+        Those that the update's occurrences name.
     slots : mapping of slot name -> ndarray of the working dtype, shape (unique, dim) or (unique, 1)
-    hyper : tuple of float
-    step : int
-    row_ids : ndarray of int64, shape (unique,)
-        The rows' numbers in the whole table.
+    update : RowUpdate
 
     Returns
     -------
@@ -105,12 +92,15 @@ def updated(
     >>> from shardcore_optimizers.sgd import SGD
     >>> from shardcore.store.occurrences import sort_occurrences
     >>> batch = sort_occurrences(np.array([3, 1, 3]), np.array([0, 0, 1], np.int32), None, 4)
-    >>> one_by_one = SGD(learning_rate=0.5, use_gradient_accumulation=False)
-    >>> rows, _ = updated(one_by_one, batch, np.array([[1.0], [10.0]]), np.ones((2, 1)), {},
-    ...                   one_by_one.hyper(), 1, batch.rows)
+    >>> sgd = SGD(learning_rate=0.5, use_gradient_accumulation=False)
+    >>> gradients = np.array([[1.0], [10.0]])
+    >>> update = RowUpdate(batch, batch.rows, gradients, sgd, sgd.hyper(), step=1)
+    >>> rows, _ = updated(np.ones((2, 1)), {}, update)
     >>> rows[:, 0]
     array([ 0.5, -4.5])
     """
+    optimizer, gradients, row_ids = update.optimizer, update.gradients, update.row_ids
+    hyper, step, occurrences = update.hyper, update.step, update.occurrences
     if optimizer.accumulate:
         sums = accumulate(occurrences, gradients)
         with np.errstate(all="ignore"):  # infinities come without a word, as from a compiled form
@@ -143,16 +133,13 @@ def updated(
     return new_rows, new_slots
 
 
+def reads_slots(slots: Mapping[str, NDArray[Any]]) -> bool:
+    """Tell whether the kernel can convert slots to the working dtype: all dtypes that rows have."""
+    return all(slot.dtype.isnative and slot.dtype.name in KIND_OF for slot in slots.values())
+
+
 def stage_update(
-    rows: NDArray[Any],
-    slots: Mapping[str, NDArray[Any]],
-    occurrences: Occurrences,
-    row_ids: NDArray[np.int64],
-    gradients: NDArray[Any],
-    optimizer: Optimizer,
-    hyper: tuple[float, ...],
-    step: int,
-    seed: int = 0,
+    rows: NDArray[Any], slots: Mapping[str, NDArray[Any]], update: RowUpdate
 ) -> Commit:
     """Prepare the update of every row of a batch, and of its slots, and return what makes it.
 
@@ -165,17 +152,7 @@ def stage_update(
     rows : ndarray, shape (rows, dim), C-contiguous, writable
     slots : mapping of slot name -> ndarray, shape (rows, dim) or (rows, 1)
         In the order of ``optimizer.slots``.
-    occurrences : Occurrences
-    row_ids : ndarray of int64, shape (unique,)
-        The unique rows' numbers in the whole table.
-    gradients : ndarray of the working dtype, shape (bags, dim), C-contiguous
-    optimizer : Optimizer
-    hyper : tuple of float
-        ``optimizer.hyper()``, evaluated once for the batch.
-    step : int
-        1 for the first batch.
-    seed : int, default 0
-        The table's, for stochastic rounding.
+    update : RowUpdate
 
     Returns
     -------
@@ -183,80 +160,43 @@ def stage_update(
         Changes rows and slots in place when it is called without arguments; to be called once,
         before they change otherwise.
 
-    Raises
-    ------
-    ShardcoreValueError
-        If there is not one hyper-parameter for each of the optimizer's names.
-
     Examples
     --------
     >>> from shardcore_optimizers.sgd import SGD
     >>> from shardcore.store.occurrences import sort_occurrences
-    >>> rows, optimizer = np.ones((4, 1)), SGD(learning_rate=0.5)
+    >>> rows, sgd = np.ones((4, 1)), SGD(learning_rate=0.5)
     >>> batch = sort_occurrences(np.array([3, 1, 3]), np.array([0, 0, 1], np.int32), None, 4)
     >>> gradients = np.array([[1.0], [10.0]])
-    >>> hyper = optimizer.hyper()
-    >>> commit = stage_update(rows, {}, batch, batch.rows, gradients, optimizer, hyper, step=1)
+    >>> update = RowUpdate(batch, batch.rows, gradients, sgd, sgd.hyper(), step=1)
+    >>> commit = stage_update(rows, {}, update)
     >>> commit()
     >>> rows[:, 0]
     array([ 1. ,  0.5,  1. , -4.5])
     """
-    names = optimizer.hyper_names
-    if len(hyper) != len(names):  # the C function reads as many as there are names
-        raise ShardcoreValueError(
-            f"hyper must have a value for each of {', '.join(names) or 'no names'}, "
-            f"got {len(hyper)} values"
-        )
     if not rows.shape[1]:  # no columns: nothing to learn
         return _nothing
-    value = working_dtype(rows.dtype)
-    function = optimizer.compiled(value)
-    pieces = threads.ranges(occurrences.run_splits, rows.shape[1])
-    # The C function reads slots in the working dtype; those kept in a shorter one are widened here.
-    if function is not None and all(slot.dtype == value for slot in slots.values()):
-        return _compiled_update(
-            pieces,
-            rows,
-            slots,
-            occurrences,
-            row_ids,
-            gradients,
-            optimizer,
-            function.address_for(value),
-            hyper,
-            step,
-            seed,
-        )
-    return _pure_update(
-        pieces, rows, slots, occurrences, row_ids, gradients, optimizer, hyper, step, seed
-    )
+    function = update.optimizer.compiled(working_dtype(rows.dtype))
+    pieces = threads.ranges(update.occurrences.run_splits, rows.shape[1])
+    if function is not None and reads_slots(slots):
+        return _compiled_update(pieces, rows, slots, update, function)
+    return _pure_update(pieces, rows, slots, update)
 
 
-def update_rows(
-    rows: NDArray[Any],
-    slots: Mapping[str, NDArray[Any]],
-    occurrences: Occurrences,
-    row_ids: NDArray[np.int64],
-    gradients: NDArray[Any],
-    optimizer: Optimizer,
-    hyper: tuple[float, ...],
-    step: int,
-    seed: int = 0,
-) -> None:
+def update_rows(rows: NDArray[Any], slots: Mapping[str, NDArray[Any]], update: RowUpdate) -> None:
     """Update every row of a batch, and its slots, in place: `stage_update`, and what it returns.
 
     Examples
     --------
     >>> from shardcore_optimizers.sgd import SGD
     >>> from shardcore.store.occurrences import sort_occurrences
-    >>> rows, optimizer = np.ones((4, 1)), SGD(learning_rate=0.5)
+    >>> rows, sgd = np.ones((4, 1)), SGD(learning_rate=0.5)
     >>> batch = sort_occurrences(np.array([3, 1, 3]), np.array([0, 0, 1], np.int32), None, 4)
     >>> gradients = np.array([[1.0], [10.0]])
-    >>> update_rows(rows, {}, batch, batch.rows, gradients, optimizer, optimizer.hyper(), step=1)
+    >>> update_rows(rows, {}, RowUpdate(batch, batch.rows, gradients, sgd, sgd.hyper(), step=1))
     >>> rows[:, 0]
     array([ 1. ,  0.5,  1. , -4.5])
     """
-    stage_update(rows, slots, occurrences, row_ids, gradients, optimizer, hyper, step, seed)()
+    stage_update(rows, slots, update)()
 
 
 def _nothing() -> None:
@@ -267,32 +207,25 @@ def _compiled_update(
     pieces: list[tuple[int, int]],
     rows: NDArray[Any],
     slots: Mapping[str, NDArray[Any]],
-    occurrences: Occurrences,
-    row_ids: NDArray[np.int64],
-    gradients: NDArray[Any],
-    optimizer: Optimizer,
-    address: int,
-    hyper: tuple[float, ...],
-    step: int,
-    seed: int,
+    update: RowUpdate,
+    function: UpdateFunction,
 ) -> Commit:
-    value = gradients.dtype
+    value = update.gradients.dtype
     kernel = _kernel.update[TYPE_NAMES[value]]
-    table, kind, dim = row_bytes(rows), kind_of(rows.dtype), rows.shape[1]
-    addresses = np.array([slot.__array_interface__["data"][0] for slot in slots.values()], np.int64)
-    sizes = np.array([slot.shape[1] * slot.itemsize for slot in slots.values()], np.int64)
-    numbers = np.array(hyper, np.float64)
-    by_chance = rounds_by_chance(optimizer, rows.dtype)
-    seed_now = step_seed(seed, step) if by_chance else 0
-    scratch = [
-        (
-            np.empty((2 * _BLOCK_ROWS + 1, dim), value),
-            np.empty(_BLOCK_ROWS * (2 + len(slots)) + len(slots), np.int64),
-        )
-        for _ in pieces
-    ]
+    arrays = list(slots.values())
+    table, kind = row_bytes(rows), kind_of(rows.dtype)
+    addresses = np.array([slot.__array_interface__["data"][0] for slot in arrays], np.int64)
+    sizes = np.array([slot.shape[1] * slot.itemsize for slot in arrays], np.int64)
+    kinds = np.array([kind_of(slot.dtype) for slot in arrays], np.int64)
+    converted = sum(slot.dtype != value for slot in arrays)
+    values, pointers = _kernel.update_room(rows.shape[1], len(arrays), converted)
+    scratch = [(np.empty(values, value), np.empty(pointers, np.int64)) for _ in pieces]
+    address, hyper = function.address_for(value), np.array(update.hyper, np.float64)
+    by_chance = rounds_by_chance(update.optimizer, rows.dtype)
+    seed = step_seed(update.seed, update.step) if by_chance else 0
+    occurrences, row_ids = update.occurrences, update.row_ids
 
-    def update(number: int) -> None:
+    def run(number: int) -> None:
         first, last = pieces[number]
         kernel(
             table,
@@ -302,67 +235,51 @@ def _compiled_update(
             occurrences.run_splits[first : last + 1],
             occurrences.sources,
             occurrences.gains,
-            gradients,
+            update.gradients,
             addresses,
             sizes,
+            kinds,
             address,
-            numbers,
-            step,
-            not optimizer.accumulate,
+            function.context,
+            hyper,
+            update.step,
+            not update.optimizer.accumulate,
             by_chance,
-            seed_now,
+            seed,
             *scratch[number],
         )
 
-    return lambda: threads.run(len(pieces), update)
+    return lambda: threads.run(len(pieces), run)
 
 
 def _pure_update(
     pieces: list[tuple[int, int]],
     rows: NDArray[Any],
     slots: Mapping[str, NDArray[Any]],
-    occurrences: Occurrences,
-    row_ids: NDArray[np.int64],
-    gradients: NDArray[Any],
-    optimizer: Optimizer,
-    hyper: tuple[float, ...],
-    step: int,
-    seed: int,
+    update: RowUpdate,
 ) -> Commit:
-    value, dim = gradients.dtype, rows.shape[1]
+    value, dim = update.gradients.dtype, rows.shape[1]
     block = max(1, _PURE_BLOCK_BYTES // (dim * value.itemsize))
 
     staged: list[list[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]] = [[] for _ in pieces]
 
     def stage(number: int) -> None:
         for start in range(*pieces[number], block):
-            stop = min(start + block, pieces[number][1])
-            part = Occurrences(
-                occurrences.rows[start:stop],
-                occurrences.run_splits[start : stop + 1],
-                occurrences.sources,
-                occurrences.gains,
-            )
-            ids = row_ids[start:stop]
+            part = update.part(start, min(start + block, pieces[number][1]))
+            places = part.occurrences.rows
             new_rows, new_slots = updated(
-                optimizer,
-                part,
-                gradients,
-                gather_rows(rows, part.rows).astype(value, copy=False),
+                gather_rows(rows, places).astype(value, copy=False),
                 {
-                    name: gather_rows(slot, part.rows).astype(value, copy=False)
+                    name: gather_rows(slot, places).astype(value, copy=False)
                     for name, slot in slots.items()
                 },
-                hyper,
-                step,
-                ids,
+                part,
             )
-            stored = narrowed(new_rows, rows.dtype, optimizer, ids, seed, step)
-            staged[number].append(_write(rows, part.rows, stored))
+            staged[number].append(_write(rows, places, narrowed(new_rows, rows.dtype, part)))
             for name, slot in slots.items():
                 with np.errstate(over="ignore"):
                     kept = np.asarray(new_slots[name]).astype(slot.dtype, copy=False)
-                staged[number].append(_write(slot, part.rows, kept))
+                staged[number].append(_write(slot, places, kept))
 
     def commit(number: int) -> None:
         for array, places, values in staged[number]:

@@ -24,6 +24,7 @@ from shardcore.optimizer.base import Optimizer
 from shardcore.optimizer.compiled import UpdateFunction
 from shardcore.optimizer.slots import SlotSpec
 from shardcore.store.occurrences import every_row
+from shardcore.store.row_update import RowUpdate
 from shardcore.store.table import StoreTable
 from shardcore.testing.agreement import assert_agree
 from shardcore.testing.model import ModelBackend
@@ -473,7 +474,8 @@ class OptimizerConformance:
             if not optimizer.lazy:
                 occurrences = every_row(occurrences, spec.num_rows)
             gradients = gradient_rows([bags], [gradient])
-            table.apply(occurrences, occurrences.rows, gradients, hyper, step, spec.seed)
+            rows = occurrences.rows
+            table.apply(RowUpdate(occurrences, rows, gradients, optimizer, hyper, step, spec.seed))
             for slot in (None, *table.slots):
                 stored = table.rows if slot is None else table.slots[slot]
                 what = f"step {step}: {'rows' if slot is None else slot}"

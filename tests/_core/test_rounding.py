@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from shardcore import reference
 from shardcore.dtypes import as_dtype
+from shardcore.store.occurrences import sort_occurrences
 from shardcore.store.rounding import narrowed, round_by_chance, step_seed
+from shardcore.store.row_update import RowUpdate
 
 SHORT = ["float16", "bfloat16"]
 SEEDS = st.integers(0, 2**64 - 1)
@@ -95,11 +97,14 @@ def test_beyond_the_range_lies_infinity_as_to_the_nearest(dtype: str) -> None:
 def test_only_short_rows_are_rounded_by_chance() -> None:
     class ByChance:
         rounds_stochastically = True
+        hyper_names = ()
 
     ids = np.arange(2)
     values = np.array([[1 / 3], [2 / 3]])
     optimizer: Any = ByChance()
-    assert narrowed(values, values.dtype, optimizer, ids, 0, 1) is values
+    batch = sort_occurrences(ids, np.zeros(2, np.int32), None, 2)
+    update = RowUpdate(batch, ids, values, optimizer, (), step=1, seed=0)
+    assert narrowed(values, values.dtype, update) is values
     expected = round_by_chance(values.astype("f4"), as_dtype("float16"), ids, step_seed(0, 1))
-    rounded = narrowed(values.astype("f4"), as_dtype("float16"), optimizer, ids, 0, 1)
+    rounded = narrowed(values.astype("f4"), as_dtype("float16"), update)
     assert rounded.tobytes() == expected.tobytes()

@@ -12,6 +12,7 @@ from shardcore_optimizers.sgd import SGD
 from shardcore import reference
 from shardcore.dtypes import as_dtype
 from shardcore.store.occurrences import sort_occurrences
+from shardcore.store.row_update import RowUpdate
 from shardcore.store.scatter import scatter_rows
 from shardcore.store.segment_reduce import segment_reduce
 from shardcore.store.update import update_rows
@@ -56,7 +57,7 @@ def written(values: Any, dtype: str) -> Any:
     each = np.arange(rows.shape[0])
     batch = sort_occurrences(each, each.astype(np.int32), None, rows.shape[0])
     optimizer = SGD(1.0)
-    update_rows(rows, {}, batch, each, -values, optimizer, optimizer.hyper(), 1)
+    update_rows(rows, {}, RowUpdate(batch, each, -values, optimizer, optimizer.hyper(), 1))
     return rows
 
 

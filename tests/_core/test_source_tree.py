@@ -20,6 +20,7 @@ SOURCES = (
     "shardcore/_core/rows.pyx",
     "shardcore/_core/a.h",
     "shardcore/store/lock.pyx",
+    "shardcore/optimizer/include/c.h",
     "plugins/shardcore_optimizers/b.pxi",
 )
 

@@ -11,16 +11,20 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shardcore_optimizers.adagrad import Adagrad
+from shardcore_optimizers.adagrad import Adagrad, RowwiseAdagrad
+from shardcore_optimizers.adam import Adam, RowwiseAdam
 from shardcore_optimizers.sgd import SGD
 
 from shardcore import reference
-from shardcore.dtypes import as_dtype, working_dtype
+from shardcore.dtypes import KIND_OF, as_dtype, row_bytes, working_dtype
 from shardcore.errors import ShardcoreValueError
 from shardcore.optimizer.base import Optimizer
 from shardcore.optimizer.compiled import UpdateFunction, update_prototype
 from shardcore.optimizer.slots import SlotSpec
+from shardcore.store.instruction_set import best_module
 from shardcore.store.occurrences import Occurrences, every_row, sort_occurrences
+from shardcore.store.row_update import RowUpdate
+from shardcore.store.table import StoreTable
 from shardcore.store.threads import get_num_threads, set_num_threads
 from shardcore.store.update import accumulate, update_rows
 
@@ -106,6 +110,7 @@ class Recorded(Optimizer):
             row_ids: Any,
             hyper: Any,
             step: int,
+            context: int | None,
         ) -> None:
             numbers = [row_ids[u] for u in range(count)]
             self.calls.append((count, dim, numbers, [hyper[0], hyper[1]], step))
@@ -221,13 +226,144 @@ def test_updates_equal_their_twin(
     ours, theirs = ((rows.copy(), new_slots(optimizer, 120, dim, kind)) for _ in range(2))
     for step in (1, 2):
         rest = (batch, batch.rows * 3 + 1, gradients, optimizer, optimizer.hyper(), step, seed)
-        update_rows(*ours, *rest)
-        reference.update_rows(*theirs, *rest)
+        update_rows(*ours, RowUpdate(*rest))
+        reference.update_rows(*theirs, RowUpdate(*rest))
     assert_same(ours[0], theirs[0])
     for name in ours[1]:
         assert_same(ours[1][name], theirs[1][name])
     untouched = np.setdiff1d(np.arange(120), batch.rows)
     assert_same(ours[0][untouched], rows[untouched])
+
+
+def stored_in(optimizer: Callable[..., Optimizer], **others: Any) -> Callable[[str], Optimizer]:
+    return lambda dtype: optimizer(0.3, slot_dtype=dtype, **others)
+
+
+@pytest.mark.parametrize("slot_dtype", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "make",
+    [
+        stored_in(RowwiseAdagrad),
+        stored_in(Adam, bias_correction="row"),  # two slots per weight, two of its own per row
+        stored_in(RowwiseAdam, **ONE_BY_ONE),
+    ],
+    ids=["one per row", "mixed", "one by one"],
+)
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 2**32), dim=st.sampled_from(DIMS), n=st.sampled_from([1, 40, 200]))
+def test_updates_of_slots_in_other_dtypes_equal_their_twin(
+    make: Callable[[str], Optimizer],
+    dtype: str,
+    slot_dtype: str,
+    seed: int,
+    dim: int,
+    n: int,
+    make_rows: Make,
+    assert_same: Same,
+) -> None:
+    rng = np.random.default_rng(seed)
+    kind, optimizer = as_dtype(dtype), make(slot_dtype)
+    rows = make_rows(rng, (120, dim), dtype, False)
+    batch = batch_of(rng, n, 120, 9, None)
+    gradients = (rng.standard_normal((9, dim)) * 10.0 ** rng.integers(-6, 6, (9, 1))).astype(
+        working_dtype(kind)
+    )
+    ours, theirs = ((rows.copy(), new_slots(optimizer, 120, dim, kind)) for _ in range(2))
+    assert {slot.dtype.name for slot in ours[1].values()} >= {slot_dtype}
+    for step in (1, 2):
+        rest = (batch, batch.rows * 3 + 1, gradients, optimizer, optimizer.hyper(), step, seed)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(optimizer), "update", None)  # what is compiled runs
+            update_rows(*ours, RowUpdate(*rest))
+        reference.update_rows(*theirs, RowUpdate(*rest))
+    assert_same(ours[0], theirs[0])
+    for name in ours[1]:
+        assert_same(ours[1][name], theirs[1][name])
+
+
+def test_doubles_are_rounded_to_half_once() -> None:
+    """A double just beyond the middle of two halves is rounded as NumPy does, not by a float."""
+    halves = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float64)
+    middles = (halves[1:] + halves[:-1]) / 2
+    beside = [np.nextafter(middles, way) for way in (-np.inf, np.inf)]
+    beyond = [65519.99999, 65520.0, 1e300, np.inf, 5e-324, 1e-40, np.nan]
+    numbers = np.concatenate([halves, middles, *beside, beyond])
+    gradients = np.concatenate([numbers, -numbers])[:, None]
+    count = len(gradients)
+    optimizer = SGD(0.0, momentum=0.5, slot_dtype="float16")
+    slots = {"momenta": np.zeros((count, 1), np.float16)}
+    batch = sort_occurrences(np.arange(count), np.arange(count, dtype=np.int32), None, count)
+    rest = (gradients, optimizer, optimizer.hyper(), 1)
+    update_rows(np.zeros((count, 1)), slots, RowUpdate(batch, batch.rows, *rest))
+    with np.errstate(all="ignore"):
+        expected = (gradients + 0.0).astype(np.float16)
+        twice = gradients.astype(np.float32).astype(np.float16)
+    np.testing.assert_array_equal(slots["momenta"], expected)
+    assert np.nansum(twice != expected) > 60_000
+
+
+@pytest.mark.parametrize("slot_dtype", DTYPES)
+@pytest.mark.parametrize("dim", [1, 7, 64])
+def test_scratch_is_as_large_as_the_kernel_says(slot_dtype: str, dim: int) -> None:
+    kernel = best_module("shardcore._core.rows")
+    stored = as_dtype(slot_dtype)
+    rows, slot = np.ones((70, dim), np.float32), np.ones((70, dim), stored)
+    converted = slot_dtype != "float32"
+    sizes = kernel.update_room(dim, 1, int(converted))
+    assert sizes == ((2 + converted) * 32 * dim + dim, 32 * 3 + 1)
+    values = np.full(sizes[0] + 64, 77, np.float32)
+    pointers = np.full(sizes[1] + 64, 77, np.int64)
+    function = SGD(0.5, momentum=0.5).compiled("float32")
+    assert function is not None
+    batch = sort_occurrences(np.arange(70), np.zeros(70, np.int32), None, 70)
+    kernel.update["float32_t"](
+        *(row_bytes(rows), KIND_OF["float32"], batch.rows, batch.rows, batch.run_splits),
+        *(batch.sources, None, np.ones((1, dim), np.float32)),
+        np.array([slot.ctypes.data]),
+        np.array([slot[0].nbytes]),
+        np.array([KIND_OF[slot_dtype]]),
+        *(function.address, 0, np.array(SGD(0.5, momentum=0.5).hyper()), 1, True, False, 0),
+        *(values[: sizes[0]], pointers[: sizes[1]]),
+    )
+    assert (rows == 0.25).all()
+    assert (values[sizes[0] :] == 77).all()
+    assert (pointers[sizes[1] :] == 77).all()
+    if not converted:  # what is left of it is not used, or it would be too large
+        assert (values[: 32 * dim] == 1).all()
+
+
+class Long(Momentum):
+    """A slot in a dtype that no kernel reads, and a compiled form that cannot be used for it."""
+
+    slots = (SlotSpec("velocity", "element", np.longdouble), SlotSpec("touched", "row"))
+
+    def compiled(self, dtype: Any) -> UpdateFunction | None:
+        return SGD(0.5).compiled(dtype)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "counted"),
+    [(Long(), 2), (Momentum(), 0), (Adagrad(0.5, slot_dtype="float16"), 0)],
+    ids=["long double", "not compiled", "converted"],
+)
+def test_pure_updates_of_a_compiled_optimizer_are_counted(
+    optimizer: Optimizer, counted: int, assert_same: Same
+) -> None:
+    table = StoreTable(40, 3, np.dtype(np.float32), optimizer)
+    rows, slots = table.rows.copy(), {name: slot.copy() for name, slot in table.slots.items()}
+    for slot in (*table.slots.values(), *slots.values()):
+        slot[...] = 1
+    batch = sort_occurrences(np.array([4, 9, 4]), np.arange(3, dtype=np.int32), None, 40)
+    for step in (1, 2):
+        gradients = np.arange(9, dtype=np.float32).reshape(3, 3) / 8
+        rest = (batch, batch.rows, gradients, optimizer, optimizer.hyper(), step)
+        table.apply(RowUpdate(*rest))
+        reference.update_rows(rows, slots, RowUpdate(*rest))
+    assert table.pure_updates == counted
+    assert_same(table.rows, rows)
+    for name, slot in slots.items():
+        np.testing.assert_array_equal(table.slots[name], slot)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -245,8 +381,8 @@ def test_what_a_compiled_update_is_called_with(dtype: str, assert_same: Same) ->
     gradients = rng.integers(-8, 8, (5, 3)).astype(value)
     theirs = rows.copy(), {name: slot.copy() for name, slot in slots.items()}
     rest = (batch, batch.rows + 1000, gradients, optimizer, optimizer.hyper(), 4)
-    update_rows(rows, slots, *rest)
-    reference.update_rows(*theirs, *rest)
+    update_rows(rows, slots, RowUpdate(*rest))
+    reference.update_rows(*theirs, RowUpdate(*rest))
     assert_same(rows, theirs[0])
     for name, slot in slots.items():
         assert_same(slot, theirs[1][name])
@@ -276,7 +412,7 @@ def test_one_by_one_names_the_rows_of_the_whole_table(dtype: str) -> None:
     batch = sort_occurrences(ids, np.arange(300, dtype=np.int32) % 5, None, 100)
     whole = batch.rows * 7 + 2**40
     gradients = rng.integers(-8, 8, (5, 3)).astype(value)
-    update_rows(rows, slots, batch, whole, gradients, optimizer, optimizer.hyper(), 1)
+    update_rows(rows, slots, RowUpdate(batch, whole, gradients, optimizer, optimizer.hyper(), 1))
     told = np.array([number for call in optimizer.calls for number in call[2]])
     assert np.array_equal(np.sort(told), np.sort(ids * 7 + 2**40))
     expected: list[int] = []  # of 32 rows first all first occurrences, then all second ones
@@ -301,9 +437,11 @@ def test_one_by_one_is_an_update_per_occurrence(dtype: str, assert_same: Same) -
     expected = rows.astype(value), new_slots(summed, 6, 5, kind)
     for at, row in enumerate(ids):
         single = sort_occurrences(np.array([row]), np.array([at], np.int32), None, 6)
-        update_rows(*expected, single, single.rows, gradients, summed, summed.hyper(), 1)
+        update_rows(*expected, RowUpdate(single, single.rows, gradients, summed, summed.hyper(), 1))
     batch = sort_occurrences(ids, np.arange(6, dtype=np.int32), None, 6)
-    update_rows(rows, slots, batch, batch.rows, gradients, one_by_one, one_by_one.hyper(), 1)
+    update_rows(
+        rows, slots, RowUpdate(batch, batch.rows, gradients, one_by_one, one_by_one.hyper(), 1)
+    )
     assert_same(rows, expected[0].astype(kind))  # rounded once, after all occurrences
     assert_same(slots["accumulators"], expected[1]["accumulators"])
 
@@ -315,7 +453,7 @@ def test_every_row_of_no_batch_has_a_gradient_of_zeros(optimizer: Optimizer) -> 
     assert accumulate(batch, np.empty((0, 3), np.float32)).tolist() == [[0.0] * 3] * 40
     rows, slots = np.ones((40, 3), np.float32), new_slots(optimizer, 40, 3, np.float32)
     hyper, none = optimizer.hyper(), np.empty((0, 3), np.float32)
-    update_rows(rows, slots, batch, np.arange(40), none, optimizer, hyper, 1)
+    update_rows(rows, slots, RowUpdate(batch, np.arange(40), none, optimizer, hyper, 1))
     moved = (np.arange(40) % 7 if isinstance(optimizer, Momentum) else np.zeros(40)) + 1
     np.testing.assert_array_equal(rows, np.broadcast_to(moved[:, None], (40, 3)))
 
@@ -329,7 +467,7 @@ def test_chance_is_that_of_the_global_row_and_the_step() -> None:
         rows = np.ones((50, 33), np.float16)
         part = sort_occurrences(local, local.astype(np.int32), None, 50)
         rest = (gradients, optimizer, optimizer.hyper(), step, seed)
-        update_rows(rows, {}, part, ids, *rest)
+        update_rows(rows, {}, RowUpdate(part, ids, *rest))
         return rows[local]
 
     whole = after(batch.rows + 70, batch.rows, 5, 9)
@@ -350,7 +488,7 @@ def test_chance_does_not_tell_where_a_row_is_kept(dtype: str) -> None:
         kept = first + apart * np.arange(50)
         batch = sort_occurrences(kept, np.arange(50, dtype=np.int32), None, 300)
         ids = np.arange(50) * 3 + 10**10
-        update_rows(rows, {}, batch, ids, gradients, optimizer, optimizer.hyper(), 2, 9)
+        update_rows(rows, {}, RowUpdate(batch, ids, gradients, optimizer, optimizer.hyper(), 2, 9))
         results.append(rows[kept].tobytes())
     assert len(set(results)) == 1
 
@@ -377,7 +515,11 @@ def test_the_number_of_threads_changes_nothing(
         for threads in (1, 2, 3, 7):
             set_num_threads(threads)
             rows, slots = start.copy(), new_slots(optimizer, 4000, 33, kind)
-            update_rows(rows, slots, batch, batch.rows, gradients, optimizer, optimizer.hyper(), 1)
+            update_rows(
+                rows,
+                slots,
+                RowUpdate(batch, batch.rows, gradients, optimizer, optimizer.hyper(), 1),
+            )
             results.append((rows.tobytes(), *(slot.tobytes() for slot in slots.values())))
     finally:
         set_num_threads(before)
@@ -390,7 +532,7 @@ def test_a_pure_update_beyond_the_range_of_a_short_float_is_infinite_without_a_w
     optimizer = Momentum(1.0)
     slots = new_slots(optimizer, 1, 1, rows.dtype)
     gradients = np.full((1, 1), -60_000, np.float32)
-    update_rows(rows, slots, batch, batch.rows, gradients, optimizer, (1.0,), 1)
+    update_rows(rows, slots, RowUpdate(batch, batch.rows, gradients, optimizer, (1.0,), 1))
     assert rows[0, 0] == np.inf
 
 
@@ -400,7 +542,9 @@ def test_rows_without_columns_have_nothing_to_learn(optimizer: Optimizer) -> Non
     slots = new_slots(optimizer, 3, 0, rows.dtype)
     batch = sort_occurrences(np.array([2, 2]), np.zeros(2, np.int32), None, 3)
     gradients = np.empty((1, 0), np.float32)
-    update_rows(rows, slots, batch, batch.rows, gradients, optimizer, optimizer.hyper(), 1)
+    update_rows(
+        rows, slots, RowUpdate(batch, batch.rows, gradients, optimizer, optimizer.hyper(), 1)
+    )
     assert all(not slot.any() for slot in slots.values())
 
 
@@ -408,5 +552,5 @@ def test_a_missing_hyper_parameter_is_told_before_c_reads_past_the_end() -> None
     batch = sort_occurrences(np.array([1]), np.array([0], np.int32), None, 2)
     rows, optimizer = np.zeros((2, 3)), Adagrad(0.2)
     with pytest.raises(ShardcoreValueError, match="hyper must have a value for each of learning_"):
-        update_rows(rows, {}, batch, batch.rows, np.ones((1, 3)), optimizer, (), 1)
+        update_rows(rows, {}, RowUpdate(batch, batch.rows, np.ones((1, 3)), optimizer, (), 1))
     assert not rows.any()

@@ -51,7 +51,7 @@ class CompiledByNumber(ByNumber):
         working = working_dtype(as_dtype(dtype)).name
         if working not in MADE:
 
-            def function(count, dim, rows, slots, gradients, row_ids, hyper, step):
+            def function(count, dim, rows, slots, gradients, row_ids, hyper, step, context):
                 for u in range(count):
                     for c in range(dim):
                         moved = rows[u][c] / 2 - hyper[0] * gradients[u * dim + c]

@@ -161,6 +161,7 @@ DECLARED = [
     "update",
     "compiled",
     "config",
+    "description",
 ]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import shardcore as sc
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
 from shardcore.optimizer.base import Optimizer
 from shardcore.optimizer.compiled import UpdateFunction, update_prototype
@@ -324,7 +325,7 @@ def capsule(name: bytes | None, address: int = 64) -> Any:
     return make(address, name, None)
 
 
-CAPSULE_NAMES = [b"shardcore.update_rows.float32", b"shardcore.update_rows.float64"]
+CAPSULE_NAMES = [b"shardcore.update_rows.v1.float32", b"shardcore.update_rows.v1.float64"]
 
 
 @pytest.mark.parametrize("name", CAPSULE_NAMES)
@@ -338,7 +339,7 @@ def test_from_capsule(name):
 
 
 CAPSULE_RULE = (
-    "capsule must be named 'shardcore.update_rows.float32' or 'shardcore.update_rows.float64'"
+    "capsule must be named 'shardcore.update_rows.v1.float32' or 'shardcore.update_rows.v1.float64'"
 )
 OTHER_NAME = b"other.float32"
 
@@ -398,7 +399,7 @@ def recorder():
     """Return a function that writes what it was given to `seen`, and that list."""
     seen: list[Any] = []
 
-    def record(count, dim, rows, slots, gradients, row_ids, hyper, step):
+    def record(count, dim, rows, slots, gradients, row_ids, hyper, step, context):
         seen.append(
             {
                 "rows": [[rows[i][j] for j in range(dim)] for i in range(count)],
@@ -546,6 +547,32 @@ class Keywords(Decay):
     limits: tuple[float, float] | None = field(default=None, kw_only=True)
     first: int = field(default=3, kw_only=True)
     last: float = 0.5
+
+
+def test_a_description_is_that_of_an_engine():
+    """The one that `ShardedEmbedding.config` gives of a table's optimizer."""
+    schedule = sc.schedules.Cosine(0.5, steps=10).bind(lambda: 0)
+    for optimizer, name, kind in (
+        (Decay(0.5, factor=np.float32(2)), "Decay", "constant"),
+        (Decay(rate), "Decay", "dynamic"),
+        (Other(schedule), "other-name", "dynamic"),
+        (Decay(0.5, factor=rate), "Decay", "dynamic"),
+        (sc.optimizers.SGD(schedule, clipvalue=(None, 3)), "SGD", "dynamic"),
+    ):
+        described = optimizer.description()
+        assert json.loads(json.dumps(described)) == described
+        assert list(described) == ["name", "learning_rate", "parameters"]
+        assert (described["name"], described["learning_rate"]) == (name, kind)
+        assert list(described["parameters"]) == list(optimizer.parameters())
+        config = sc.FeatureConfig(sc.TableConfig(3, 2, optimizer=optimizer))
+        with sc.ShardedEmbedding(config) as engine:
+            assert engine.config()["tables"][0]["optimizer"] == described
+    assert Decay(0.5, factor=np.float32(2)).description()["parameters"]["factor"] == 2.0
+    assert Other(schedule).description()["parameters"]["learning_rate"] == {
+        "schedule": "Cosine(initial=0.5, steps=10, final=0.0)"
+    }
+    of_sgd = sc.optimizers.SGD(schedule, clipvalue=(None, 3)).description()["parameters"]
+    assert of_sgd["clipvalue"] == [None, 3.0]
 
 
 def test_keyword_only_parameters_are_shown_last_and_only_where_they_are_not_the_default():

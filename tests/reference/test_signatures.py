@@ -69,13 +69,14 @@ def test_every_kernel_of_offsets_and_store_has_a_twin() -> None:
     }
     # Checks return what they are given, or a copy of it; `reduce_bags` writes what `segment_reduce`
     # returns; `every_row` and `updated` are NumPy around kernels that have twins; `stage_update` is
-    # the first half of `update_rows`.
+    # the first half of `update_rows`; `reads_slots` is about dtypes only.
     without = {
         "check_row_splits",
         "every_row",
         "immutable",
         "integers",
         "place_in",
+        "reads_slots",
         "reduce_bags",
         "room",
         "stage_update",

@@ -16,6 +16,7 @@ from shardcore.backend.messages import FeatureBags, TableBatch, TableSpec, Table
 from shardcore.errors import ShardcoreError
 from shardcore.optimizer.slots import SlotSpec
 from shardcore.store.occurrences import every_row
+from shardcore.store.row_update import RowUpdate
 from shardcore.store.table import StoreTable
 from shardcore.testing import OptimizerConformance
 
@@ -153,8 +154,8 @@ def test_the_base_class_of_backends_and_the_store_agree(optimizer, dtype):
         if not optimizer.lazy:
             occurrences = every_row(occurrences, 23)
         gradients = gradient_rows([bags], [gradient])
-        rest = (gradients, optimizer.hyper(), step, spec.seed)
-        table.apply(occurrences, occurrences.rows, *rest)
+        rest = (gradients, optimizer, optimizer.hyper(), step, spec.seed)
+        table.apply(RowUpdate(occurrences, occurrences.rows, *rest))
         for slot, array in {None: table.rows, **table.slots}.items():
             assert backend.arrays["t"][slot].tobytes() == array.tobytes()
     assert (table.rows != before)[:20].all(axis=1).any()

@@ -21,6 +21,7 @@ from shardcore import optimizers
 from shardcore.optimizer.slots import SlotSpec
 from shardcore.plugins import registry
 from shardcore.store.occurrences import sort_occurrences
+from shardcore.store.row_update import RowUpdate
 from shardcore.store.update import update_rows, updated
 
 _spec = importlib.util.spec_from_file_location("oracles", Path(__file__).with_name("oracles.py"))
@@ -180,7 +181,8 @@ def pure(optimizer, numbers, dtype):
             new = optimizer.update(sums, *block, optimizer.hyper(), step, touched)
         else:
             batch = sort_occurrences(ids, np.arange(ids.size, dtype=np.int32), None, TABLE)
-            new = updated(optimizer, batch, gradients, *block, optimizer.hyper(), step, touched)
+            update = RowUpdate(batch, touched, gradients, optimizer, optimizer.hyper(), step)
+            new = updated(*block, update)
         rows[touched] = new[0]
         for name, slot in slots.items():
             slot[touched] = new[1][name]
@@ -194,7 +196,7 @@ def compiled(optimizer, numbers, dtype):
         batch = sort_occurrences(ids, np.arange(ids.size, dtype=np.int32), None, TABLE)
         gradients = gradients.astype(dtype)
         hyper = optimizer.hyper()
-        update_rows(rows, slots, batch, batch.rows, gradients, optimizer, hyper, step)
+        update_rows(rows, slots, RowUpdate(batch, batch.rows, gradients, optimizer, hyper, step))
     return rows, slots
 
 

@@ -19,6 +19,7 @@ from shardcore.optimizer.compiled import UpdateFunction
 from shardcore.optimizer.slots import SlotSpec
 from shardcore.store import instruction_set
 from shardcore.store.occurrences import sort_occurrences
+from shardcore.store.row_update import RowUpdate
 from shardcore.store.update import update_rows
 
 SGD, Adagrad, FTRL, Adam = optimizers.SGD, optimizers.Adagrad, optimizers.FTRL, optimizers.Adam
@@ -133,7 +134,7 @@ def test_adagrad_duplicates_one_by_one_in_a_table():
     slots = optimizer.init(rows)
     batch = sort_occurrences(np.array([1, 1]), np.zeros(2, np.int32), None, 2)
     grad = np.array([[0.5, -0.25, 0]], np.float32)
-    update_rows(rows, slots, batch, batch.rows, grad, optimizer, optimizer.hyper(), 1)
+    update_rows(rows, slots, RowUpdate(batch, batch.rows, grad, optimizer, optimizer.hyper(), 1))
     assert_near(rows, [[0, 0, 0], [0.8509348, -1.8852780, 3]])
 
 
@@ -671,7 +672,7 @@ def test_slot_dtype():
     short = Adagrad(0.5, slot_dtype="float16")
     slots = {"accumulators": np.full((3, 4), 0.1, np.float16)}
     gradients = np.full((1, 4), 2.0, np.float32)
-    update_rows(rows, slots, batch, batch.rows, gradients, short, short.hyper(), 1)
+    update_rows(rows, slots, RowUpdate(batch, batch.rows, gradients, short, short.hyper(), 1))
     assert slots["accumulators"][1, 0] == np.float16(np.float32(np.float16(0.1)) + 4)
     assert rows[1, 0] < rows[0, 0] == 1
 
@@ -787,7 +788,7 @@ def test_epsilon_of_adagrad_is_added_to_the_root(kind):
     assert (slots["accumulators"] == 9).all()
     slots = optimizer.init(rows)
     batch = sort_occurrences(np.array([0]), np.array([0], np.int32), None, 1)
-    update_rows(rows, slots, batch, batch.rows, grad, optimizer, optimizer.hyper(), 1)
+    update_rows(rows, slots, RowUpdate(batch, batch.rows, grad, optimizer, optimizer.hyper(), 1))
     np.testing.assert_allclose(rows, [[-5.0, 7.0]], rtol=1e-15)
     assert (slots["accumulators"] == 9).all()
 

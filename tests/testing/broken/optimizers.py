@@ -222,7 +222,7 @@ class Compiled(Momentum):
 
     @staticmethod
     def function(value):
-        def update(count, dim, rows, slots, gradients, row_ids, hyper, step):
+        def update(count, dim, rows, slots, gradients, row_ids, hyper, step, context):
             rate, momentum = value(hyper[0]), value(hyper[1])
             for row in range(count):
                 grad = np.ctypeslib.as_array(gradients, (count * dim,))[row * dim : (row + 1) * dim]
@@ -245,7 +245,7 @@ class TestCompiledIgnoresTheMomenta(Suite):
     class Faulty(Compiled):
         @staticmethod
         def function(value):
-            def update(count, dim, rows, slots, gradients, row_ids, hyper, step):
+            def update(count, dim, rows, slots, gradients, row_ids, hyper, step, context):
                 for at in range(count * dim):
                     rows[at // dim][at % dim] -= value(hyper[0]) * gradients[at]
 

@@ -1,0 +1,78 @@
+"""What a batch does to rows: one record, which everything that updates rows is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardcore.errors import ShardcoreValueError
+from shardcore.optimizer.base import Optimizer
+from shardcore.store.occurrences import Occurrences
+
+__all__ = ["RowUpdate"]
+
+
+@dataclass(frozen=True, eq=False)
+class RowUpdate:
+    """The gradients of a batch, the rows that receive them, and how they are applied.
+
+    Attributes
+    ----------
+    occurrences : Occurrences
+        The rows, as the arrays number them that are updated, and which gradients each receives.
+    row_ids : ndarray of int64, shape (unique,)
+        The unique rows' numbers in the whole table.
+    gradients : ndarray of the working dtype, shape (bags, dim), C-contiguous
+    optimizer : Optimizer
+    hyper : tuple of float
+        ``optimizer.hyper()``, evaluated once for the batch.
+    step : int
+        1 for the first batch.
+    seed : int, default 0
+        The table's, for stochastic rounding.
+
+    Raises
+    ------
+    ShardcoreValueError
+        If there is not one hyper-parameter for each of the optimizer's names.
+
+    Examples
+    --------
+    >>> from shardcore_optimizers.sgd import SGD
+    >>> from shardcore.store.occurrences import sort_occurrences
+    >>> batch = sort_occurrences(np.array([3, 1, 3]), np.array([0, 0, 1], np.int32), None, 4)
+    >>> sgd = SGD(learning_rate=0.5)
+    >>> update = RowUpdate(batch, batch.rows, np.ones((2, 1)), sgd, sgd.hyper(), step=1)
+    >>> update.part(1, 2).row_ids
+    array([3])
+    """
+
+    occurrences: Occurrences
+    row_ids: NDArray[np.int64]
+    gradients: NDArray[Any]
+    optimizer: Optimizer
+    hyper: tuple[float, ...]
+    step: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        names = self.optimizer.hyper_names
+        if len(self.hyper) != len(names):  # a C function reads as many as there are names
+            raise ShardcoreValueError(
+                f"hyper must have a value for each of {', '.join(names) or 'no names'}, "
+                f"got {len(self.hyper)} values"
+            )
+
+    def part(self, start: int, stop: int) -> RowUpdate:
+        """Return the update of the unique rows [start, stop)."""
+        whole = self.occurrences
+        occurrences = Occurrences(
+            whole.rows[start:stop],
+            whole.run_splits[start : stop + 1],
+            whole.sources,
+            whole.gains,
+        )
+        return replace(self, occurrences=occurrences, row_ids=self.row_ids[start:stop])
