@@ -39,6 +39,7 @@ class CpuBackend(Backend):
     def __init__(self) -> None:
         super().__init__()
         self._tables: dict[str, StoreTable] = {}
+        self._pure_updates = 0  # of tables that were given back
         self._changes = Mutex()  # one change at a time; lookups go on until rows are written
 
     def make_table(self, spec: TableSpec) -> None:
@@ -49,7 +50,9 @@ class CpuBackend(Backend):
 
     def remove_table(self, table: str) -> None:
         """Forget a table; its memory goes with the last view of it."""
-        self._tables.pop(table, None)
+        held = self._tables.pop(table, None)
+        if held is not None:
+            self._pure_updates += held.pure_updates
 
     def gather(self, table: str, slot: str | None, rows: NDArray[np.int64]) -> NDArray[Any]:
         """Return copies of rows in request order."""
@@ -146,6 +149,18 @@ class CpuBackend(Backend):
             else table.dots(bags.ids, bags.row_splits, np.ascontiguousarray(gradient))
             for bags, gradient in zip(update.batch.features, update.gradients, strict=True)
         ]
+
+    def counters(self) -> dict[str, int]:
+        """Return what the backend has counted since it was made.
+
+        Returns
+        -------
+        dict of str to int
+            ``unique_rows``, as every backend, and ``pure_updates``: updates of a table that ran an
+            optimizer's Python form, though it has a compiled one, for a slot or dtype of its own.
+        """
+        pure = [table.pure_updates for table in self._tables.values()]
+        return {**super().counters(), "pure_updates": self._pure_updates + sum(pure)}
 
     def _sorted(self, table: str, features: Sequence[FeatureBags]) -> Occurrences:
         spec = self.specs[table]

@@ -13,4 +13,5 @@ CAPABILITIES: Final = Capabilities(
     dtypes=("float32", "float16", "bfloat16"),
     exchanges=("exact",),
     device_arrays=True,
+    slot_dtypes=("float32", "float16", "bfloat16"),
 )

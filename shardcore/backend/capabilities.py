@@ -23,7 +23,7 @@ class Capabilities:
     Parameters
     ----------
     dtypes : tuple of str
-        Of tables and slots; float32 among them.
+        Of tables; float32 among them.
     placements, exchanges, layouts : tuple of str
         As in `TableConfig`. A backend of one host has all of them: they are the same there.
     quantization : bool
@@ -31,12 +31,15 @@ class Capabilities:
     device_arrays : bool
         Whether activations may be arrays of the backend's own kind, and gradients too: see "Arrays
         on a device" in `shardcore.backend.base`.
+    slot_dtypes : tuple of str, or None
+        Of slots; None for any that NumPy has.
 
     Examples
     --------
     >>> Capabilities(dtypes=("float32",), placements=("row", "replicated"), quantization=False)
     Capabilities(dtypes=('float32',), placements=('row', 'replicated'), exchanges=('exact', \
-'partial'), layouts=('div', 'mod'), quantization=False, device_arrays=False)
+'partial'), layouts=('div', 'mod'), quantization=False, device_arrays=False, \
+slot_dtypes=None)
     """
 
     dtypes: tuple[str, ...] = TABLE_DTYPES
@@ -45,6 +48,7 @@ class Capabilities:
     layouts: tuple[str, ...] = ("div", "mod")
     quantization: bool = True
     device_arrays: bool = False
+    slot_dtypes: tuple[str, ...] | None = None
 
     def check_table(self, spec: TableSpec, backend: str) -> None:
         """Raise unless a table is among those that can be had.
@@ -63,13 +67,16 @@ class Capabilities:
             If it has another placement, exchange or layout, or a quantization.
         """
         table, where = f"table {spec.name!r}", f"on backend {backend!r}"
-        dtypes = {table: spec.dtype}
+        dtypes = [(table, spec.dtype, self.dtypes)]
         for slot in spec.optimizer.slots if spec.optimizer is not None else ():
-            dtypes[f"slot {slot.name!r} of {table}"] = slot.storage_dtype(spec.dtype)
-        for what, dtype in dtypes.items():
-            if dtype.name not in self.dtypes:
+            kept = slot.storage_dtype(spec.dtype)
+            dtypes.append(
+                (f"slot {slot.name!r} of {table}", kept, self.slot_dtypes or (kept.name,))
+            )
+        for what, dtype, known in dtypes:
+            if dtype.name not in known:
                 raise ShardcoreTypeError(
-                    f"{what} must have dtype {_one_of(self.dtypes, str)} {where}, got {dtype.name}"
+                    f"{what} must have dtype {_one_of(known, str)} {where}, got {dtype.name}"
                 )
         for field, value, allowed in (
             ("placement", spec.placement, self.placements),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,7 @@ import numpy as np
 from shardcore.engine.tables import PlannedTable
 from shardcore.features.config import FeatureConfig
 from shardcore.initializers.distributions import TruncatedNormal
-from shardcore.optimizer.base import Optimizer
 from shardcore.optimizer.hyperparameters import callable_name
-from shardcore.optimizer.slots import described_value
-from shardcore.schedules import BoundSchedule
 
 __all__ = ["described_feature", "described_table"]
 
@@ -51,7 +48,7 @@ def described_table(
             "lower": quantization.lower,
             "upper": quantization.upper,
         },
-        "optimizer": None if spec.optimizer is None else _described_optimizer(spec.optimizer),
+        "optimizer": None if spec.optimizer is None else spec.optimizer.description(),
         "features": [features[at][0] for at in table.features],
     }
 
@@ -69,16 +66,6 @@ def described_feature(path: str, feature: FeatureConfig, table: str) -> dict[str
     }
 
 
-def _described_optimizer(optimizer: Optimizer) -> dict[str, Any]:
-    parameters = optimizer.parameters()
-    dynamic = any(callable(parameters.get(name)) for name in optimizer.hyper_names)
-    return {
-        "name": optimizer.name,
-        "learning_rate": "dynamic" if dynamic else "constant",
-        "parameters": {name: _plain(value) for name, value in parameters.items()},
-    }
-
-
 def _described_initializer(initializer: Any) -> str:
     if initializer is None:
         return repr(TruncatedNormal())
@@ -87,22 +74,3 @@ def _described_initializer(initializer: Any) -> str:
     if dataclasses.is_dataclass(initializer):
         return repr(initializer)
     return callable_name(initializer)
-
-
-def _plain(value: Any) -> Any:
-    """Return a parameter in terms of JSON; what JSON has no word for appears by its repr."""
-    if isinstance(value, BoundSchedule):
-        return {"schedule": repr(value.schedule)}
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, np.dtype):
-        return value.name
-    if isinstance(value, np.generic):
-        return _plain(value.item())
-    if isinstance(value, Mapping):
-        return {str(key): _plain(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [described_value(e) if callable(e) else _plain(e) for e in value]
-    if callable(value):
-        return {"callable": callable_name(value)}
-    return repr(value)

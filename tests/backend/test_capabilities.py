@@ -11,7 +11,14 @@ from shardcore.backend import Capabilities, QuantizationConfig, TableSpec
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
 from shardcore.plugins import BackendSpec
 
-SMALL = Capabilities(("float32", "float16"), ("row", "replicated"), ("exact",), ("div",), False)
+SMALL = Capabilities(
+    ("float32", "float16"),
+    ("row", "replicated"),
+    ("exact",),
+    ("div",),
+    quantization=False,
+    slot_dtypes=("float32", "float16"),
+)
 
 
 def spec(dtype="float32", **fields):

@@ -13,6 +13,7 @@ import shardcore as sc
 from shardcore.backend.quantization import QuantizationConfig
 from shardcore.errors import ShardcoreRuntimeError, ShardcoreTypeError, ShardcoreValueError
 from shardcore.features.config import FeatureConfig, TableConfig
+from shardcore.optimizer import Optimizer, SlotSpec
 
 ROWS = sc.initializers.RowId()
 
@@ -219,3 +220,29 @@ def test_unique_rows_are_counted_once_per_table_and_update(hosts, pipeline):
             e.apply_gradients(gradients)
             assert e.metrics()["unique_rows"] == expected
         assert e.metrics()["steps"] == 2
+
+
+class Long(Optimizer):
+    """A slot in a dtype that no kernel reads, beside a compiled form."""
+
+    learning_rate: float = 1.0
+
+    slots = (SlotSpec("velocity", "element", np.longdouble),)
+
+    def update(self, grad, rows, slots, hyper, step, row_ids):
+        return rows - grad, slots
+
+    def compiled(self, dtype):
+        return sc.optimizers.SGD(1.0).compiled(dtype)
+
+
+def test_updates_that_run_the_python_form_of_a_compiled_optimizer_are_counted():
+    tables = [TableConfig(9, 1, name=name, optimizer=made) for name, made in
+              (("slow", Long()), ("fast", sc.optimizers.SGD(1.0)))]  # fmt: skip
+    with sc.ShardedEmbedding([FeatureConfig(table) for table in tables]) as e:
+        for step in (1, 2):
+            e.enqueue([[[1]], [[2]]])
+            e.dequeue()
+            e.apply_gradients([np.ones((1, 1)), np.ones((1, 1))])
+            assert e.metrics()["pure_updates"] == step
+    assert e.metrics()["pure_updates"] == 2

@@ -376,7 +376,7 @@ class TestTakesDtypesItDoesNotName(Suite):
 
 class TestTakesSlotsItDoesNotName(Suite):
     class Faulty(ModelBackend):
-        capabilities = Capabilities(dtypes=("float32", "float16"))
+        capabilities = Capabilities(slot_dtypes=("float32", "float16"))
 
         def check_table(self, spec):
             super().check_table(dataclasses.replace(spec, optimizer=None))
@@ -492,7 +492,11 @@ class DeviceArray:
 class Device(ModelBackend):
     """Tables on a device, without float64; reports what it refused when it is asked."""
 
-    capabilities = Capabilities(("float32", "float16", "bfloat16"), device_arrays=True)
+    capabilities = Capabilities(
+        ("float32", "float16", "bfloat16"),
+        device_arrays=True,
+        slot_dtypes=("float32", "float16", "bfloat16"),
+    )
 
     def __init__(self):
         super().__init__()
