@@ -21,9 +21,12 @@ import pytest
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
+SITE = HERE / "plugins" / "site"
 PACKAGES = {
-    "docs/writing-a-backend.md": HERE / "plugins" / "site" / "acme_backend",
-    "docs/writing-an-optimizer.md": HERE / "plugins" / "site" / "acme_optimizer",
+    "docs/writing-a-backend.md": SITE / "acme_backend",
+    "docs/a-backend-in-sqlite.md": SITE / "acme_sqlite",
+    "docs/writing-an-optimizer.md": SITE / "acme_optimizer",
+    "docs/an-optimizer-in-c.md": SITE / "acme_lion",
 }
 PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in ROOT.glob("docs/*.md"))]
 
@@ -38,7 +41,7 @@ def blocks(page: str) -> list[tuple[str, str | None, str]]:
     text = (ROOT / page).read_text(encoding="utf-8")
     for language, code in re.findall(r"^```(\w+)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
         first, _, rest = code.partition("\n")
-        shown = re.fullmatch(r"# ([\w./]+\.(?:py|toml))", first)
+        shown = re.fullmatch(r"(?:# |/\* )([\w./]+\.(?:py|toml|c))(?: \*/)?", first)
         found.append((language, shown[1], rest) if shown else (language, None, code))
     return found
 
@@ -140,6 +143,34 @@ def test_what_is_shown_wrongly_is_found(code, found, tmp_path):
     assert differences(code, tmp_path) == found
 
 
+SURFACE = {
+    *("shardcore", "shardcore.testing"),
+    *(f"shardcore.{name}" for name in ("backend", "optimizer", "store", "ids", "sharding")),
+    *(f"shardcore.{name}" for name in ("initializers", "dtypes", "validation", "planning")),
+    *(f"shardcore.{name}" for name in ("errors", "plugins")),
+}
+
+
+@pytest.mark.parametrize("page", PACKAGES)
+def test_files_of_a_page_import_the_declared_surface_only(page):
+    imported = set()
+    for path in PACKAGES[page].rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module is not None:
+                imported.add(node.module)
+            elif isinstance(node, ast.Import):
+                imported |= {one.name for one in node.names}
+    ours = {name for name in imported if name.split(".")[0] == "shardcore"}
+    assert "shardcore.testing" in ours
+    assert ours <= SURFACE
+
+
+def test_the_stability_note_names_the_declared_surface():
+    text = (ROOT / "docs" / "stability.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(?:shardcore)?\.(\w+)`", text[: text.index("## What a plugin")]))
+    assert named >= {name.partition(".")[2] for name in SURFACE if "." in name}
+
+
 @pytest.mark.parametrize("page", PACKAGES)
 def test_files_of_a_page_are_those_of_the_package(page):
     shown = {file: code for _, file, code in blocks(page) if file}
@@ -147,6 +178,6 @@ def test_files_of_a_page_are_those_of_the_package(page):
     files = {
         str(path.relative_to(package)): path.read_text(encoding="utf-8")
         for path in package.rglob("*.*")
-        if path.suffix in (".py", ".toml")
+        if path.suffix in (".py", ".toml", ".c")
     }
     assert shown == files

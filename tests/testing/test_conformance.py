@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import xml.etree.ElementTree as ElementTree
 from inspect import getsource
 from pathlib import Path
@@ -353,6 +354,7 @@ def installed(tmp_path):
         command += ["--no-index", "--no-deps", "--no-build-isolation", "--target", str(target)]
         done = subprocess.run([*command, str(source)], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
+        assert (target / package / "__init__.py").is_file()
         shutil.move(source / "tests", empty / "tests")
         return run_pytest(empty, "tests", path=(target,))
 
@@ -378,6 +380,30 @@ def test_third_party_optimizer_proves_itself(installed):
     outcomes = installed("acme_optimizer")
     tests = set(battery_of(OptimizerConformance))
     assert {f"TestNesterov::{name}" for name in tests} < set(outcomes)
+    assert {name: shown for name, shown in outcomes.items() if shown != "passed"} == {}
+
+
+@needs_pip
+def test_a_backend_that_keeps_rows_in_a_database_proves_itself(installed):
+    outcomes = installed("acme_sqlite")
+    tests = {name for name in vars(BackendConformance) if name.startswith("test_")}
+    assert {f"TestSqlite::{name}" for name in tests} < set(outcomes)
+    assert outcomes["test_acme_sqlite::test_a_file_is_as_good"] == "passed"
+    assert {name: shown for name, shown in outcomes.items() if shown != "passed"} == {
+        f"TestSqlite::{name}": "skipped" for name in ("test_other_dtypes_are_refused", *OF_DEVICES)
+    }
+
+
+@needs_pip
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler called cc")
+@pytest.mark.skipif(
+    not Path(sysconfig.get_path("include"), "Python.h").is_file(),
+    reason="needs the headers of Python",
+)
+def test_an_optimizer_that_is_compiled_against_the_header_proves_itself(installed):
+    outcomes = installed("acme_lion")
+    tests = {name for name in vars(OptimizerConformance) if name.startswith("test_")}
+    assert {f"TestLion::{name}" for name in tests} < set(outcomes)
     assert {name: shown for name, shown in outcomes.items() if shown != "passed"} == {}
 
 

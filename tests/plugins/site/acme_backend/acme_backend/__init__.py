@@ -1,6 +1,6 @@
 """A third party's backend for shardcore."""
 
-from shardcore import BackendSpec, hookimpl
+from shardcore.plugins import BackendSpec, hookimpl
 
 
 @hookimpl

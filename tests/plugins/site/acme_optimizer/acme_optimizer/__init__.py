@@ -1,6 +1,6 @@
 """A third party's optimizer for shardcore."""
 
-from shardcore import OptimizerSpec, hookimpl
+from shardcore.plugins import OptimizerSpec, hookimpl
 
 
 @hookimpl

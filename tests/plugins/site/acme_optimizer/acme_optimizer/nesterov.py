@@ -1,8 +1,13 @@
 """Nesterov's momentum, once in NumPy and once in C."""
 
 from acme_optimizer import native
-from shardcore import Optimizer, SlotSpec
-from shardcore.optimizer import LearningRate, check_hyper_parameter, check_learning_rate
+from shardcore.optimizer import (
+    LearningRate,
+    Optimizer,
+    SlotSpec,
+    check_hyper_parameter,
+    check_learning_rate,
+)
 
 
 class Nesterov(Optimizer):
