@@ -9,6 +9,7 @@
     (row, source) pairs ─occurrences▶ the same sorted by row, and where each row's run starts
     seed, rows, columns ──random───▶ initial values
     cpu                              what this processor can do
+    constants                        what C and Python must agree on, out of the headers
     source_tree                      whether a clone's kernels are those of its sources
 
 Axes in names: n values, b bags (row_splits has b + 1), r rows, u unique rows, d columns, s shards.

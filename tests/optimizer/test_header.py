@@ -9,6 +9,8 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +160,21 @@ def test_a_capsule_of_another_version_is_refused_with_what_to_do(name):
     kept = name.encode()
     with pytest.raises(ShardcoreValueError, match="^" + re.escape(text) + "$"):
         UpdateFunction.from_capsule(made_capsule(kept, 64, None))
+
+
+def test_the_wheel_and_the_sdist_carry_all_that_is_included():
+    root = Path(get_include()).parents[2]
+    if not (root / "pyproject.toml").is_file():
+        pytest.skip("shardcore is installed, not a clone")
+    files = {path.name for path in Path(get_include()).iterdir() if path.is_file()}
+    assert files == {"shardcore_update.h", "shardcore_update.pxd"}
+    settings = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+    patterns = settings["tool"]["setuptools"]["package-data"]["shardcore"]
+    manifest = (root / "MANIFEST.in").read_text(encoding="utf-8").splitlines()
+    (of_shardcore,) = [line.split()[2:] for line in manifest if "-include shardcore " in line]
+    for name in files:
+        assert any(fnmatch(f"optimizer/include/{name}", pattern) for pattern in patterns)
+        assert any(fnmatch(name, pattern) for pattern in of_shardcore)
 
 
 @pytest.mark.parametrize("context", [-1, True, 1.0, None])
