@@ -59,7 +59,7 @@ class DeviceTable:
         self._programs = programs
         self._kinds: dict[str | None, Kind] = {None: "element"}
         self._dtypes: dict[str | None, np.dtype[Any]] = {None: spec.dtype}
-        for slot in spec.optimizer.slots if spec.optimizer is not None else ():
+        for slot in spec.slots:
             self._kinds[slot.name] = slot.kind
             self._dtypes[slot.name] = slot.storage_dtype(spec.dtype)
         self.arrays: dict[str | None, jax.Array] = self._filled()

@@ -269,7 +269,7 @@ class SimBackend(Backend):
                 for name, spec in self.specs.items()
                 for slot in (
                     None,
-                    *(one.name for one in (spec.optimizer.slots if spec.optimizer else ())),
+                    *(one.name for one in spec.slots),
                 )
             }
 

@@ -172,7 +172,7 @@ class _Table:
         self.distinct = np.unique(ids)
         self.row_bytes = self.spec.dim * self.spec.dtype.itemsize
         self.gradient_bytes = self.spec.dim * working_dtype(self.spec.dtype).itemsize
-        slots = self.spec.optimizer.slots if self.spec.optimizer is not None else ()
+        slots = self.spec.slots
         self.slot_bytes = sum(
             slot.shape(1, self.spec.dim)[1] * slot.storage_dtype(self.spec.dtype).itemsize
             for slot in slots

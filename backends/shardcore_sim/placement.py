@@ -71,7 +71,7 @@ def host_bytes(spec: TableSpec, layout: Layout) -> list[int]:
     >>> host_bytes(spec, Layout.div(10, 3))
     [64, 48, 48]
     """
-    slots = spec.optimizer.slots if spec.optimizer is not None else ()
+    slots = spec.slots
     element, per_row = spec.dtype.itemsize, 0
     for slot in slots:
         size = slot.storage_dtype(spec.dtype).itemsize
@@ -470,7 +470,7 @@ class ColumnPlacement(Placement):
         borders = self.columns.offsets.tolist()
         self._parts = [slice(a, b) for a, b in itertools.pairwise(borders)]
         self._holders = [host for host, part in enumerate(self._parts) if part.start < part.stop]
-        slots = spec.optimizer.slots if spec.optimizer is not None else ()
+        slots = spec.slots
         self._element = [slot for slot in slots if slot.kind == "element"]
         self._row = [slot for slot in slots if slot.kind == "row"]
 

@@ -68,7 +68,7 @@ slot_dtypes=None)
         """
         table, where = f"table {spec.name!r}", f"on backend {backend!r}"
         dtypes = [(table, spec.dtype, self.dtypes)]
-        for slot in spec.optimizer.slots if spec.optimizer is not None else ():
+        for slot in spec.slots:
             kept = slot.storage_dtype(spec.dtype)
             dtypes.append(
                 (f"slot {slot.name!r} of {table}", kept, self.slot_dtypes or (kept.name,))

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from shardcore.backend.quantization import QuantizationConfig
 from shardcore.optimizer.base import Optimizer
+from shardcore.optimizer.slots import SlotSpec
 
 __all__ = ["FeatureBags", "NotFinite", "TableBatch", "TableSpec", "TableUpdate"]
 
@@ -56,6 +57,32 @@ class TableSpec:
     placement: Literal["row", "table", "column", "replicated"] = "row"
     exchange: Literal["exact", "partial"] = "exact"
     quantization: QuantizationConfig | None = None
+
+    @property
+    def slots(self) -> tuple[SlotSpec, ...]:
+        """What the optimizer keeps beside the rows; nothing without one."""
+        return () if self.optimizer is None else tuple(self.optimizer.slots)
+
+    def stored_as(self, slot: str | None) -> tuple[tuple[int, int], np.dtype[Any]]:
+        """Return the shape and dtype in which the weights, or a slot, are stored.
+
+        Parameters
+        ----------
+        slot : str or None
+            None: the weights.
+
+        Examples
+        --------
+        >>> import shardcore as sc
+        >>> adagrad = sc.optimizers.RowwiseAdagrad(0.1)
+        >>> spec = TableSpec("t", 4, 2, np.dtype("float16"), np.zeros, 0, adagrad)
+        >>> spec.stored_as(None), spec.stored_as("accumulators")
+        (((4, 2), dtype('float16')), ((4, 1), dtype('float32')))
+        """
+        if slot is None:
+            return (self.num_rows, self.dim), self.dtype
+        declared = {one.name: one for one in self.slots}[slot]
+        return declared.shape(self.num_rows, self.dim), declared.storage_dtype(self.dtype)
 
     def as_looked_up(self, rows: NDArray[Any]) -> NDArray[Any]:
         """Return stored rows as a lookup sees them: rounded to the buckets of the quantization.

@@ -156,13 +156,8 @@ class Building:
         try:
             self._backend.create_table(spec)
         except MemoryError as error:
-            slots = spec.optimizer.slots if spec.optimizer is not None else ()
-            shapes = [(spec.num_rows, spec.dim)] + [s.shape(spec.num_rows, spec.dim) for s in slots]
-            dtypes = [spec.dtype] + [slot.storage_dtype(spec.dtype) for slot in slots]
-            size = sum(
-                math.prod(shape) * dtype.itemsize
-                for shape, dtype in zip(shapes, dtypes, strict=True)
-            )
+            arrays = [spec.stored_as(slot) for slot in (None, *(one.name for one in spec.slots))]
+            size = sum(math.prod(shape) * dtype.itemsize for shape, dtype in arrays)
             raise ShardcoreMemoryError(
                 f"table {spec.name!r} of {spec.num_rows} x {spec.dim} {spec.dtype} has no room: "
                 f"with its slots it needs {size} bytes: {error}"

@@ -40,28 +40,20 @@ def embedding_metadata(tables: Sequence[PlannedTable], step: int, seed: int) -> 
                 "name": table.spec.name,
                 "named": table.named,
                 "optimizer": table.spec.optimizer.config() if table.spec.optimizer else None,
-                "slots": [slot.name for slot in _slots(table.spec)],
+                "slots": [slot.name for slot in table.spec.slots],
             }
             for table in tables
         ],
     }
 
 
-def _slots(spec: TableSpec) -> tuple[Any, ...]:
-    return spec.optimizer.slots if spec.optimizer is not None else ()
-
-
 def _tensors(spec: TableSpec) -> dict[str, tuple[str | None, tuple[int, int], np.dtype[Any]]]:
     """Return tensor name -> (slot or None, shape, dtype) of a table."""
     found: dict[str, tuple[str | None, tuple[int, int], np.dtype[Any]]] = {
-        spec.name: (None, (spec.num_rows, spec.dim), spec.dtype)
+        spec.name: (None, *spec.stored_as(None))
     }
-    for slot in _slots(spec):
-        found[f"{spec.name}/{slot.name}"] = (
-            slot.name,
-            slot.shape(spec.num_rows, spec.dim),
-            slot.storage_dtype(spec.dtype),
-        )
+    for slot in spec.slots:
+        found[f"{spec.name}/{slot.name}"] = (slot.name, *spec.stored_as(slot.name))
     return found
 
 

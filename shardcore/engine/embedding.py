@@ -713,8 +713,7 @@ class ShardedEmbedding:
         """The optimizer slots by table and slot name, as views; row slots have one column."""
         return {
             table.spec.name: {
-                slot.name: self._view(table.spec.name, slot.name)
-                for slot in (table.spec.optimizer.slots if table.spec.optimizer else ())
+                slot.name: self._view(table.spec.name, slot.name) for slot in table.spec.slots
             }
             for table in self._built_tables()
         }

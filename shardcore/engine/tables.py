@@ -103,7 +103,7 @@ def plan_tables(
 def _check_slot_names(planned: Sequence[PlannedTable]) -> None:
     names = {table.spec.name for table in planned}
     for table in planned:
-        for slot in table.spec.optimizer.slots if table.spec.optimizer else ():
+        for slot in table.spec.slots:
             if f"{table.spec.name}/{slot.name}" in names:
                 raise ShardcoreValueError(
                     f"no table may be named '{table.spec.name}/{slot.name}': checkpoints call "
@@ -113,7 +113,7 @@ def _check_slot_names(planned: Sequence[PlannedTable]) -> None:
 
 def _check_slot_arrays(planned: Sequence[PlannedTable]) -> None:
     for spec in (table.spec for table in planned):
-        for slot in spec.optimizer.slots if spec.optimizer else ():
+        for slot in spec.slots:
             shape = slot.shape(spec.num_rows, spec.dim)
             if isinstance(slot.fill, FromArray) and slot.fill.array.shape != shape:
                 raise ShardcoreValueError(

@@ -282,13 +282,8 @@ class BackendRowStore:
         self._table = table
         self._slot = slot
         spec = backend.specs[table]
-        self._row_shape: tuple[int, ...] = (spec.dim,)
-        self._dtype = spec.dtype
-        if slot is not None:
-            assert spec.optimizer is not None, "only tables with an optimizer have slots"
-            declared = {one.name: one for one in spec.optimizer.slots}[slot]
-            self._row_shape = declared.shape(spec.num_rows, spec.dim)[1:]
-            self._dtype = declared.storage_dtype(spec.dtype)
+        shape, self._dtype = spec.stored_as(slot)
+        self._row_shape: tuple[int, ...] = shape[1:]
 
     def _open(self) -> Backend:
         if self._table not in self._backend.specs:

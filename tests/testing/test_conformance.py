@@ -390,7 +390,8 @@ def test_a_backend_that_keeps_rows_in_a_database_proves_itself(installed):
     assert {f"TestSqlite::{name}" for name in tests} < set(outcomes)
     assert outcomes["test_acme_sqlite::test_a_file_is_as_good"] == "passed"
     assert {name: shown for name, shown in outcomes.items() if shown != "passed"} == {
-        f"TestSqlite::{name}": "skipped" for name in ("test_other_dtypes_are_refused", *OF_DEVICES)
+        f"TestSqlite::{name}": "skipped"
+        for name in ("test_a_slot_of_another_dtype_is_refused", *OF_DEVICES)
     }
 
 

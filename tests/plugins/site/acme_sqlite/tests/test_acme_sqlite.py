@@ -9,12 +9,8 @@ def stored(backend, table, slot):
     """Return what the database holds, without a method of the backend."""
     query = "SELECT content FROM cells WHERE name = ? AND slot = ? ORDER BY row"
     cells = backend.database.execute(query, (table, slot or "")).fetchall()
-    spec = backend.specs[table]
-    dtypes = {
-        one.name: one.storage_dtype(spec.dtype) for one in getattr(spec.optimizer, "slots", ())
-    }
-    values = np.frombuffer(b"".join(cell for (cell,) in cells), dtypes.get(slot, spec.dtype))
-    return values.reshape(spec.num_rows, -1)
+    shape, dtype = backend.specs[table].stored_as(slot)
+    return np.frombuffer(b"".join(cell for (cell,) in cells), dtype).reshape(shape)
 
 
 class TestSqlite(BackendConformance):
