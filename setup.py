@@ -46,6 +46,7 @@ BODIES = {
     f"{CORE}.rows": "shardcore/_core/rows",
     "shardcore_optimizers._update": "plugins/shardcore_optimizers/_update",
 }
+HYPER = ["plugins/shardcore_optimizers/_hyper.pxd"]  # what compiled and pure forms agree on
 INSTRUCTION_SETS = {"baseline": []}
 if platform.machine().lower() in ("x86_64", "amd64") and not QUICK:
     INSTRUCTION_SETS["v3"] = ["-march=x86-64-v3"]
@@ -131,7 +132,10 @@ extensions = [kernel(UTILITY, "shardcore/_core/_cyutility.c")]
 extensions += [kernel(f"{CORE}.{name}", f"shardcore/_core/{name}.pyx") for name in KERNELS]
 extensions += [kernel(f"shardcore.store.{name}", f"shardcore/store/{name}.pyx") for name in STORE]
 extensions += [
-    kernel(f"{module}_{name}", f"{path}_{name}.pyx", f"{path}.pxi")
+    kernel("shardcore_optimizers._hyper", "plugins/shardcore_optimizers/_hyper.pyx", *HYPER)
+]
+extensions += [
+    kernel(f"{module}_{name}", f"{path}_{name}.pyx", f"{path}.pxi", *HYPER)
     for module, path in BODIES.items()
     for name in INSTRUCTION_SETS
 ]

@@ -7,6 +7,8 @@
 # `value` is the working type; hyper-parameters are combined in double and rounded to it, as the
 # pure forms do.
 #
+# Places and bits of hyper are in _hyper.pxd, for the pure forms too.
+#
 # What all of them do around their formula is here once: `gradient_at`, `weight_at`, `weight_of`, in
 # terms of `Steps`. `plain`, a literal wherever it is given, removes them where they have no effect.
 
@@ -14,6 +16,14 @@ from cpython.pycapsule cimport PyCapsule_New
 from libc.math cimport pow, sqrt, sqrtf
 from libc.stdint cimport int64_t
 
+from _hyper cimport (
+    LANES, CLIPS, CLIPS_NORM, DECAYS, DECAYS_GRADIENT, CLAMPS, DECAY_TIMES_RATE, DECAYS_IN_FORMULA,
+    RATE, CLIP_LOW, CLIP_HIGH, NORM, DECAY, WEIGHT_LOW, WEIGHT_HIGH, STEPS, OWN, SGD_MOMENTUM,
+    SGD_NESTEROV, ADAGRAD_EPSILON, ADAGRAD_TAKES_MAX, ADAGRAD_MOMENTUM, ADAGRAD_NESTEROV,
+    ADAGRAD_EXPONENT, ADAGRAD_BETA2, ADAGRAD_OFFSET, FTRL_EXPONENT, FTRL_L1, FTRL_L2, FTRL_BETA,
+    FTRL_MULTIPLIED, BETA_1, BETA_2, EPSILON, INSIDE, CORRECTION, UNCORRECTED, BY_STEP, BY_ROW,
+    LARS_MOMENTUM, LARS_TRUST, LARS_EPSILON, RMS_RHO, RMS_MOMENTUM, RMS_EPSILON, RMS_INSIDE,
+)
 from shardcore_update cimport (
     SHARDCORE_UPDATE_FLOAT32, SHARDCORE_UPDATE_FLOAT64, shardcore_update_float32,
     shardcore_update_float64,
@@ -25,90 +35,6 @@ ctypedef fused value:
 
 cdef enum:
     CHUNK = 64      # columns squared at a time, a multiple of LANES
-
-# --- what the pure forms read from here -------------------------------------------------------
-
-cpdef enum:
-    LANES = 8       # partial sums of a row's squares
-
-cpdef enum:         # bits of hyper[STEPS]: what is done around a formula
-    CLIPS = 1
-    CLIPS_NORM = 2
-    DECAYS = 4
-    DECAYS_GRADIENT = 8
-    CLAMPS = 16
-    DECAY_TIMES_RATE = 32
-    DECAYS_IN_FORMULA = 64
-
-cdef enum:          # places of hyper: those of all formulas, then each formula's own
-    RATE, CLIP_LOW, CLIP_HIGH, NORM, DECAY, WEIGHT_LOW, WEIGHT_HIGH, STEPS, OWN
-
-cdef enum:
-    SGD_MOMENTUM = OWN, SGD_NESTEROV
-
-cdef enum:
-    ADAGRAD_EPSILON = OWN, ADAGRAD_TAKES_MAX
-
-cdef enum:
-    ADAGRAD_MOMENTUM = OWN, ADAGRAD_NESTEROV, ADAGRAD_EXPONENT, ADAGRAD_BETA2, ADAGRAD_OFFSET
-
-cdef enum:
-    FTRL_EXPONENT = OWN, FTRL_L1, FTRL_L2, FTRL_BETA, FTRL_MULTIPLIED
-
-cdef enum:
-    BETA_1 = OWN, BETA_2, EPSILON, INSIDE, CORRECTION
-
-cdef enum:          # hyper[CORRECTION]
-    UNCORRECTED, BY_STEP, BY_ROW
-
-cdef enum:
-    LARS_MOMENTUM = OWN, LARS_TRUST, LARS_EPSILON
-
-cdef enum:
-    RMS_RHO = OWN, RMS_MOMENTUM, RMS_EPSILON, RMS_INSIDE
-
-
-cdef tuple _in_order(dict numbers, int first):
-    """Return the names of numbers that follow each other, beginning with `first`."""
-    names = sorted(numbers, key=numbers.get)
-    assert [numbers[name] for name in names] == list(range(first, first + len(names)))
-    return tuple(names)
-
-
-CORRECTIONS = _in_order({"none": UNCORRECTED, "global": BY_STEP, "row": BY_ROW}, 0)
-
-COMMON_HYPER = _in_order({
-    "learning_rate": RATE, "clip_gradient_min": CLIP_LOW, "clip_gradient_max": CLIP_HIGH,
-    "largest_norm": NORM, "decay": DECAY, "weight_min": WEIGHT_LOW, "weight_max": WEIGHT_HIGH,
-    "configured": STEPS,
-}, 0)
-
-OWN_HYPER = {
-    "sgd": _in_order({"momentum": SGD_MOMENTUM, "nesterov": SGD_NESTEROV}, OWN),
-    "adagrad": _in_order({"epsilon": ADAGRAD_EPSILON}, OWN),
-    "rowwise_adagrad": _in_order(
-        {"epsilon": ADAGRAD_EPSILON, "takes_max": ADAGRAD_TAKES_MAX}, OWN),
-    "adagrad_momentum": _in_order({
-        "momentum": ADAGRAD_MOMENTUM, "use_nesterov": ADAGRAD_NESTEROV,
-        "exponent": ADAGRAD_EXPONENT, "beta2": ADAGRAD_BETA2, "epsilon": ADAGRAD_OFFSET,
-    }, OWN),
-    "ftrl": _in_order({
-        "exponent": FTRL_EXPONENT, "l1_regularization_strength": FTRL_L1,
-        "l2_regularization_strength": FTRL_L2, "beta": FTRL_BETA,
-        "multiply_linear_by_learning_rate": FTRL_MULTIPLIED,
-    }, OWN),
-    "moments": _in_order({
-        "beta_1": BETA_1, "beta_2": BETA_2, "epsilon": EPSILON, "sum_inside_sqrt": INSIDE,
-        "correction": CORRECTION,
-    }, OWN),
-    "lars": _in_order({
-        "momentum": LARS_MOMENTUM, "trust_coefficient": LARS_TRUST, "epsilon": LARS_EPSILON,
-    }, OWN),
-    "rmsprop": _in_order({
-        "rho": RMS_RHO, "momentum": RMS_MOMENTUM, "epsilon": RMS_EPSILON,
-        "sum_inside_sqrt": RMS_INSIDE,
-    }, OWN),
-}
 
 cdef struct Steps:      # what is done around a formula; where nothing is, it changes no bit
     int configured

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from shardcore.errors import ShardcoreValueError
 from shardcore.optimizer import LearningRate, SlotSpec
-from shardcore_optimizers.kernels import COMPILED
+from shardcore_optimizers._hyper import CORRECTIONS
 from shardcore_optimizers.row_steps import (
     FROM_PRESET,
     FormulaSteps,
@@ -21,8 +21,6 @@ from shardcore_optimizers.row_steps import (
 )
 
 __all__ = ["Adam", "AdamW", "Moments", "RowwiseAdam"]
-
-CORRECTIONS: Final[tuple[str, ...]] = COMPILED.CORRECTIONS
 
 
 class Moments(FormulaSteps):

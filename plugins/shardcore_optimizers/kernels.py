@@ -1,30 +1,14 @@
-"""The compiled updates, out of the module that was built for the best instruction set here.
-
-What they and the pure forms must agree on is written there, in _update.pxi, and read from here.
-"""
+"""The compiled updates, out of the module that was built for the best instruction set here."""
 
 from __future__ import annotations
 
 from functools import lru_cache
-from types import ModuleType
-from typing import Any, Final
+from typing import Any
 
 from shardcore.dtypes import as_dtype, working_dtype
 from shardcore.optimizer import UpdateFunction
-from shardcore.store import best_module
 
-__all__ = ["COMMON_HYPER", "COMPILED", "compiled_update", "hyper_of"]
-
-COMPILED: Final[ModuleType] = best_module("shardcore_optimizers._update")
-
-COMMON_HYPER: Final[tuple[str, ...]] = COMPILED.COMMON_HYPER
-"""The first places of ``hyper``."""
-
-
-def hyper_of(formula: str) -> tuple[str, ...]:
-    """Return the names of what a formula reads in ``hyper``, in order: what all do, its own."""
-    own: tuple[str, ...] = COMPILED.OWN_HYPER[formula]
-    return (*COMMON_HYPER, *own)
+__all__ = ["compiled_update"]
 
 
 def compiled_update(formula: str, table_dtype: Any) -> UpdateFunction:
@@ -34,5 +18,8 @@ def compiled_update(formula: str, table_dtype: Any) -> UpdateFunction:
 
 @lru_cache(maxsize=64)
 def _compiled(formula: str, working: Any) -> UpdateFunction:
-    capsules = getattr(COMPILED, formula)
+    # Here, not above: only tables that train on a CPU need the compiled modules.
+    from shardcore.store import best_module
+
+    capsules = getattr(best_module("shardcore_optimizers._update"), formula)
     return UpdateFunction.from_capsule(capsules[working.name])

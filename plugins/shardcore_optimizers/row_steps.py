@@ -25,7 +25,8 @@ from shardcore.optimizer import (
     check_learning_rate,
     initial_value,
 )
-from shardcore_optimizers.kernels import COMMON_HYPER, COMPILED, compiled_update, hyper_of
+from shardcore_optimizers._hyper import BITS, COMMON_HYPER, OWN_HYPER, PARTIAL_SUMS
+from shardcore_optimizers.kernels import compiled_update
 
 __all__ = [
     "FROM_PRESET",
@@ -47,16 +48,14 @@ Preset: TypeAlias = Literal["tf", "fbgemm", "tpu"]
 Rule: TypeAlias = Callable[[Any, str], Any]
 
 PRESETS: Final = ("tf", "fbgemm", "tpu")
-LANES: Final[int] = COMPILED.LANES
-
 # Bits of `RowSteps.configured`.
-_CLIPS: Final[int] = COMPILED.CLIPS
-_CLIPS_NORM: Final[int] = COMPILED.CLIPS_NORM
-_DECAYS: Final[int] = COMPILED.DECAYS
-_DECAYS_GRADIENT: Final[int] = COMPILED.DECAYS_GRADIENT
-_CLAMPS: Final[int] = COMPILED.CLAMPS
-_DECAY_TIMES_RATE: Final[int] = COMPILED.DECAY_TIMES_RATE
-_DECAYS_IN_FORMULA: Final[int] = COMPILED.DECAYS_IN_FORMULA
+_CLIPS: Final = BITS["clips"]
+_CLIPS_NORM: Final = BITS["clips_norm"]
+_DECAYS: Final = BITS["decays"]
+_DECAYS_GRADIENT: Final = BITS["decays_gradient"]
+_CLAMPS: Final = BITS["clamps"]
+_DECAY_TIMES_RATE: Final = BITS["decay_times_rate"]
+_DECAYS_IN_FORMULA: Final = BITS["decays_in_formula"]
 
 
 class _FromPreset:
@@ -74,6 +73,11 @@ class _FromPreset:
 
 FROM_PRESET: Final[Any] = _FromPreset()
 """Default of the arguments that ``preset`` fills in."""
+
+
+def hyper_of(formula: str) -> tuple[str, ...]:
+    """Return the names of what a formula reads in ``hyper``, in order: what all do, its own."""
+    return (*COMMON_HYPER, *OWN_HYPER[formula])
 
 
 # --- rules for arguments -------------------------------------------------------------------------
@@ -177,14 +181,14 @@ def sum_of_squares(xp: Any, x: Any) -> Any:
     """
     count, dim = x.shape
     squares = x * x
-    lanes = xp.zeros((count, LANES), dtype=x.dtype)
-    for start in range(0, dim - LANES + 1, LANES):
-        lanes = lanes + squares[:, start : start + LANES]
-    rest = dim % LANES
+    lanes = xp.zeros((count, PARTIAL_SUMS), dtype=x.dtype)
+    for start in range(0, dim - PARTIAL_SUMS + 1, PARTIAL_SUMS):
+        lanes = lanes + squares[:, start : start + PARTIAL_SUMS]
+    rest = dim % PARTIAL_SUMS
     if rest:
         lanes = xp.concat([lanes[:, :rest] + squares[:, dim - rest :], lanes[:, rest:]], axis=1)
     total = lanes[:, :1]
-    for lane in range(1, LANES):
+    for lane in range(1, PARTIAL_SUMS):
         total = total + lanes[:, lane : lane + 1]
     return total
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from shardcore_optimizers import kernels, row_steps, shardcore_optimizers
+from shardcore_optimizers import shardcore_optimizers
+from shardcore_optimizers._hyper import CORRECTIONS, PARTIAL_SUMS
 
 import shardcore as sc
-from shardcore.store.instruction_set import NEEDS, best_module
 
 COMMON = (
     *("learning_rate", "clip_gradient_min", "clip_gradient_max", "largest_norm"),
@@ -41,13 +41,14 @@ def test_names_of_hyper(name):
     assert getattr(sc.optimizers, name).hyper_names == (*COMMON, *OWN[name])
 
 
-def test_what_is_compiled_says_the_same_in_every_instruction_set():
-    built = best_module("shardcore_optimizers._update")
-    assert kernels.COMPILED is built
-    for name in NEEDS:
-        module = pytest.importorskip(f"shardcore_optimizers._update_{name}")
-        assert (module.COMMON_HYPER, module.OWN_HYPER) == (built.COMMON_HYPER, built.OWN_HYPER)
-        assert (module.LANES, module.CORRECTIONS) == (row_steps.LANES, ("none", "global", "row"))
+def test_the_numbers_of_corrections_and_lanes():
+    assert CORRECTIONS == ("none", "global", "row")
+    assert [sc.optimizers.Adam(bias_correction=name).correction for name in CORRECTIONS] == [
+        0,
+        1,
+        2,
+    ]
+    assert PARTIAL_SUMS == 8
 
 
 def test_bits_of_configured():
