@@ -576,7 +576,9 @@ class SimBackend(Backend):
             ``rows_requested`` (rows that hosts read for each other and themselves) and
             ``rows_updated`` (on all hosts that do so); ``calls``,
             ``simulated_nanoseconds``; messages ``lost``, ``retried``, ``late``, ``discarded``;
-            ``hot_host`` (the one that read and updated most rows) and ``hot_host_rows``; and
+            ``hot_host`` (the one that read and updated most rows) and ``hot_host_rows``;
+            ``pure_updates``, hosts' updates that ran an optimizer's Python form though it has a
+            compiled one; and
             messages and bytes per link, ``bytes_exchanged/0->1``, and per table,
             ``bytes_exchanged/table/<name>``, beside its rows.
         """
@@ -592,6 +594,7 @@ class SimBackend(Backend):
             "simulated_nanoseconds": round(links.seconds * 1e9),
             "hot_host": report.hot_hosts[0],
             "hot_host_rows": int(rows.max()),
+            "pure_updates": sum(table.pure_updates for table in self._tables.values()),
         }
         counted.update({f"messages_{event}": count for event, count in links.events.items()})
         for source, target in np.argwhere(links.messages):

@@ -117,6 +117,8 @@ class Placement(ABC):
         Which host each row belongs to.
     stores : list of StoreTable
         One per host.
+    pure_updates : int
+        As of `StoreTable`, added up over the hosts.
     lookup_layout, update_layout : Layout
         How ids are cut for `fetch` and `pool`, and for `stage`: a shard of theirs is asked for at
         once.
@@ -132,6 +134,7 @@ class Placement(ABC):
         self.lock = ReadWriteLock()
         self.stores: list[StoreTable] = []
         self._whole = Layout.div(spec.num_rows, 1)
+        self.pure_updates = 0
 
     @property
     def lookup_layout(self) -> Layout:
@@ -302,6 +305,7 @@ class Placement(ABC):
                 spec.seed,
             )
         )
+        self.pure_updates += copies.pure_updates
         updated: dict[str | None, NDArray[Any]] = {None: copies.rows}
         updated.update(copies.slots)
         return updated

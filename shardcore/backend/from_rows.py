@@ -16,10 +16,9 @@ from shardcore.backend.gradients import gradient_rows, sorted_rows
 from shardcore.backend.messages import NotFinite, TableBatch, TableSpec, TableUpdate
 from shardcore.dtypes import working_dtype
 from shardcore.store.occurrences import every_row
-from shardcore.store.rounding import narrowed
 from shardcore.store.row_update import RowUpdate
 from shardcore.store.segment_reduce import reduce_bags, row_dots
-from shardcore.store.update import updated
+from shardcore.store.update import update_rows
 
 __all__ = ["dots_from_rows", "first_not_finite", "lookup_from_rows", "read_gradients", "staged"]
 
@@ -118,32 +117,26 @@ def staged(spec: TableSpec, update: TableUpdate, gather: Gather) -> tuple[list[W
     if not optimizer.lazy:
         occurrences = every_row(occurrences, spec.num_rows)
     rows = occurrences.rows
-    change = RowUpdate(
-        occurrences,
-        rows,
-        gradient_rows(features, gradients),
-        optimizer,
-        update.hyper,
-        update.step,
-        spec.seed,
-    )
-    new_rows, new_slots = updated(
-        gather(spec.name, None, rows).astype(value, copy=False),
-        {
-            slot.name: gather(spec.name, slot.name, rows).astype(value, copy=False)
-            for slot in optimizer.slots
-        },
-        change,
-    )
-    writes: list[Write] = [
-        (
-            spec.name,
-            slot.name,
+    slots = {slot.name: _own(gather(spec.name, slot.name, rows)) for slot in optimizer.slots}
+    weights = _own(gather(spec.name, None, rows))
+    update_rows(  # copies, where the rows have other places
+        weights,
+        slots,
+        RowUpdate(
+            dataclasses.replace(occurrences, rows=np.arange(rows.size, dtype=np.int64)),
             rows,
-            np.asarray(new_slots[slot.name]).astype(slot.storage_dtype(spec.dtype)),
-        )
-        for slot in optimizer.slots
-    ]
-    stored = narrowed(new_rows, spec.dtype, change)
-    writes.append((spec.name, None, rows, stored))
+            gradient_rows(features, gradients),
+            optimizer,
+            update.hyper,
+            update.step,
+            spec.seed,
+        ),
+    )
+    writes: list[Write] = [(spec.name, name, rows, slot) for name, slot in slots.items()]
+    writes.append((spec.name, None, rows, weights))
     return writes, unique
+
+
+def _own(rows: NDArray[Any]) -> NDArray[Any]:
+    """Return gathered rows as an array that can be updated in place."""
+    return np.require(rows, requirements=["C", "A", "W"])

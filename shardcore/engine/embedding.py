@@ -169,8 +169,9 @@ class ShardedEmbedding:
         self._reports = self._backend.capabilities.device_arrays  # of updates that did nothing
         self._closing = False
         self._closed = False
-        self._step = 0
-        self._applied = 0
+        self._step = 0  # of the batches handed over
+        self._applied = 0  # of those that are done
+        self._begun = 0  # where this engine's own steps begin
         self._check_gradients = check_gradients
         self._pipeline = pipeline
         self._operations: Operations = Pipeline() if pipeline else Inline(self._backend.change)
@@ -178,7 +179,7 @@ class ShardedEmbedding:
         self._life = ReadWriteLock()  # calls that use the tables read, `close` writes
         self._training, self._counting = Mutex(), Mutex()
         self._counters = dict.fromkeys(
-            ("lookups", "ids", "invalid_ids", "steps", "messages_exchanged", "bytes_exchanged"), 0
+            ("lookups", "ids", "invalid_ids", "messages_exchanged", "bytes_exchanged"), 0
         )
 
     # --- life ------------------------------------------------------------------------------------
@@ -518,19 +519,18 @@ class ShardedEmbedding:
         if report is None:
             return
         if self._operations.in_background:
-            self._uncount(report.updates)
+            self._applied -= report.updates
         else:  # the caller may be a thread that only looks up
             self._training.run(self._undo, report.updates)
         raise UpdateRefusedError(described(report))
 
-    def _uncount(self, updates: int) -> None:
-        self._applied -= updates
-        self._count(steps=-updates)
-
     def _undo(self, updates: int) -> None:
         self._operations.wait()
         uninterrupted(self._uncount, updates)
-        uninterrupted(self._drop_all)
+
+    def _uncount(self, updates: int) -> None:
+        self._applied -= updates
+        self._drop_all()
 
     def _drop_all(self) -> None:
         self._in_flight.clear()
@@ -574,15 +574,7 @@ class ShardedEmbedding:
         for feature, leaf, weight_leaf in zip(
             self._planned_features, leaves, weight_leaves, strict=True
         ):
-            ready = prepare_feature(
-                feature.config,
-                leaf,
-                weight_leaf,
-                feature.path,
-                feature.weights_path,
-                feature.spec.name,
-                keep,
-            )
+            ready = prepare_feature(feature, leaf, weight_leaf, keep)
             if self._batch_size is not None:
                 self._check_batch_size(ready, feature.path)
             prepared.append(ready)
@@ -678,7 +670,6 @@ class ShardedEmbedding:
             if updates:
                 self._backend.apply(updates)
                 self._applied += 1
-                self._count(steps=1)
             return found
 
         def booked() -> None:
@@ -801,7 +792,8 @@ class ShardedEmbedding:
             of_backend = self._backend.counters()
         else:
             of_backend = self._life.read(self._settled, self._backend.counters)
-        return {**self._counting.run(dict, self._counters), **of_backend}
+        counted: dict[str, int] = self._counting.run(dict, self._counters)
+        return {**counted, "steps": self._applied - self._begun, **of_backend}
 
     # --- checkpoints -----------------------------------------------------------------------------
 
@@ -846,6 +838,7 @@ class ShardedEmbedding:
 
         def take() -> None:
             self._seed, self._planned = plan.seed, plan.tables
+            self._begun += plan.step - self._applied
             self._step = self._applied = plan.step
             for spec in plan.specs:
                 self._backend.reseed(spec.name, spec.seed)

@@ -28,7 +28,7 @@ from shardcore.ids.row_splits import lengths_from_row_splits, row_ids_from_row_s
 from shardcore.store.segment_reduce import divisors, weight_gradients
 from shardcore.store.taken_ids import take_ids_on_threads
 
-__all__ = ["PlannedFeature", "PreparedFeature", "plan_features", "prepare_feature"]
+__all__ = ["FeatureInput", "PlannedFeature", "PreparedFeature", "plan_features", "prepare_feature"]
 
 Ints = NDArray[np.int32] | NDArray[np.int64]
 
@@ -39,23 +39,38 @@ _take_splits: Final = _fused["int64_t"]  # chosen once: that takes longer than t
 
 
 @dataclass(frozen=True, eq=False)
-class PlannedFeature:
-    """A feature of an engine, with what is asked of it for every batch.
+class FeatureInput:
+    """How one feature's input is read, and what messages call it.
 
     Attributes
     ----------
     config : FeatureConfig
-    path, weights_path, gradient_path : str
-        Its places in the structures that the caller gives.
+    path, weights_path : str
+        Its places in the structures that the caller gives; every message begins with one.
+    table : str
+        The name of its table.
+    """
+
+    config: FeatureConfig
+    path: str
+    weights_path: str
+    table: str
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedFeature(FeatureInput):
+    """A feature of an engine, with what is asked of it for every batch.
+
+    Attributes
+    ----------
+    gradient_path : str
+        Its place in the structure of gradients.
     spec : TableSpec
         Its table.
     value : numpy.dtype
         The table's working dtype.
     """
 
-    config: FeatureConfig
-    path: str
-    weights_path: str
     gradient_path: str
     spec: TableSpec
     value: np.dtype[Any]
@@ -73,6 +88,7 @@ def plan_features(
                 config,
                 path,
                 "weights" + place,
+                spec.name,
                 "gradients" + place,
                 spec,
                 working_dtype(spec.dtype),
@@ -142,24 +158,14 @@ class PreparedFeature:
 
 
 def prepare_feature(
-    config: FeatureConfig,
-    leaf: Any,
-    weights_leaf: Any,
-    path: str,
-    weights_path: str,
-    table: str,
-    keep: bool = False,
+    feature: FeatureInput, leaf: Any, weights_leaf: Any, keep: bool = False
 ) -> PreparedFeature:
     """Check one feature's input and turn it into bags.
 
     Parameters
     ----------
-    config : FeatureConfig
+    feature : FeatureInput
     leaf, weights_leaf : as in `shardcore.ids.formats`
-    path, weights_path : str
-        Places in their structures; every message begins with one.
-    table : str
-        The table's name, for messages.
     keep : bool
         Whether the bags outlive the call: then weights share no memory with what the caller gave
         either, who may use his arrays again before the gradients come.
@@ -176,13 +182,15 @@ def prepare_feature(
     Examples
     --------
     >>> from shardcore.features.config import TableConfig
-    >>> feature = FeatureConfig(TableConfig(10, 4, combiner="mean"))
-    >>> prepared = prepare_feature(feature, [[1, 2], []], None, "features", "weights", "t")
+    >>> config = FeatureConfig(TableConfig(10, 4, combiner="mean"))
+    >>> feature = FeatureInput(config, "features", "weights", "t")
+    >>> prepared = prepare_feature(feature, [[1, 2], []], None)
     >>> prepared.bags.divisors, prepared.shape
     (array([2., 0.], dtype=float32), (2,))
     """
+    config, path, weights_path = feature.config, feature.path, feature.weights_path
     if weights_leaf is None and not config.max_sequence_length:
-        plain = _plain_feature(config, leaf, path)
+        plain = _plain_feature(feature, leaf)
         if plain is not None:
             return plain
     value = _value_of(config)
@@ -197,11 +205,11 @@ def prepare_feature(
                 f"{weights_path}: weights are refused for a sequence, whose rows are not combined; "
                 f"{path} has max_sequence_length = {config.max_sequence_length}"
             )
-        bags, shape, invalid = _sequence(config, ragged, batch_shape, path, table)
+        bags, shape, invalid = _sequence(feature, ragged, batch_shape)
         return PreparedFeature(bags, shape, invalid, None, None, None, ids_shape)
-    shape = _activation_shape(config, batch_shape, path)
+    shape = _activation_shape(feature, batch_shape)
     row_splits, combiner = ragged.row_splits, config.table.combiner
-    ids, valid, invalid = _valid_ids(config, ragged.values, path, table)
+    ids, valid, invalid = _valid_ids(feature, ragged.values)
     # "zero" keeps the weight of an invalid id in the denominator, "drop" takes it out.
     weighed_splits, weighed = row_splits, weights
     if valid is not None:
@@ -225,12 +233,13 @@ def _value_of(config: FeatureConfig) -> np.dtype[Any]:
     return working_dtype(np.dtype(config.table.dtype))
 
 
-def _plain_feature(config: FeatureConfig, leaf: Any, path: str) -> PreparedFeature | None:
+def _plain_feature(feature: FeatureInput, leaf: Any) -> PreparedFeature | None:
     """Return what the commonest input comes to: unweighted arrays as they should be, ids all valid.
 
     It is what `prepare_feature` would make of it, by a shorter way: with a thousand tables the ways
     through the general forms take longer than the lookup. None: for the long way to say or do.
     """
+    config = feature.config
     ids_shape: tuple[int, ...] | None = None
     given: NDArray[Any]
     if type(leaf) is np.ndarray:
@@ -270,7 +279,7 @@ def _plain_feature(config: FeatureConfig, leaf: Any, path: str) -> PreparedFeatu
     ids, bad = take_ids_on_threads(given, config.table.vocabulary_size)
     if bad >= 0:
         return None
-    shape = _activation_shape(config, batch_shape, path)
+    shape = _activation_shape(feature, batch_shape)
     bags_of_ids = FeatureBags(ids, row_splits, None, divisor)
     return PreparedFeature(bags_of_ids, shape, 0, None, None, None, ids_shape)
 
@@ -318,24 +327,21 @@ def _finite_divisors(
     return divisor
 
 
-def _activation_shape(
-    config: FeatureConfig, batch_shape: tuple[int, ...], path: str
-) -> tuple[int, ...]:
-    if config.output_shape is None:
+def _activation_shape(feature: FeatureInput, batch_shape: tuple[int, ...]) -> tuple[int, ...]:
+    if feature.config.output_shape is None:
         return batch_shape
-    shape = tuple(config.output_shape)
+    shape = tuple(feature.config.output_shape)
     if math.prod(shape) != math.prod(batch_shape):
         raise ShardcoreValueError(
-            f"{path}: output_shape {shape} must hold as many vectors as there are bags, "
+            f"{feature.path}: output_shape {shape} must hold as many vectors as there are bags, "
             f"{math.prod(batch_shape)}, got {math.prod(shape)}"
         )
     return shape
 
 
-def _valid_ids(
-    config: FeatureConfig, ids: Ints, path: str, table: str
-) -> tuple[Ints, NDArray[np.bool_] | None, int]:
+def _valid_ids(feature: FeatureInput, ids: Ints) -> tuple[Ints, NDArray[np.bool_] | None, int]:
     """Return a copy of the ids, which to keep (None: all), and how many were invalid."""
+    config = feature.config
     rows = config.table.vocabulary_size
     own, bad = take_ids_on_threads(ids, rows)
     if bad < 0:
@@ -343,7 +349,8 @@ def _valid_ids(
     policy = config.invalid_ids
     if policy == "raise":
         raise ShardcoreIndexError(
-            f"{path}: ids[{bad}] = {own[bad]} is outside table {table!r}: must be in [0, {rows})"
+            f"{feature.path}: ids[{bad}] = {own[bad]} is outside table {feature.table!r}: "
+            f"must be in [0, {rows})"
         )
     ids = ids.copy()  # what was taken ends with the first invalid id
     valid = (ids >= 0) & (ids < rows)
@@ -363,11 +370,12 @@ def _splits_without(row_splits: NDArray[np.int64], valid: NDArray[np.bool_]) -> 
 
 
 def _sequence(
-    config: FeatureConfig, ragged: Ragged, batch_shape: tuple[int, ...], path: str, table: str
+    feature: FeatureInput, ragged: Ragged, batch_shape: tuple[int, ...]
 ) -> tuple[FeatureBags, tuple[int, ...], int]:
     """Return a bag per position, holding the id there or nothing, and the shape of them all."""
+    config = feature.config
     length = config.max_sequence_length
-    ids, valid, invalid = _valid_ids(config, ragged.values, path, table)
+    ids, valid, invalid = _valid_ids(feature, ragged.values)
     row_splits = ragged.row_splits
     if valid is not None and config.invalid_ids == "drop":  # later ids move up
         ids, row_splits, valid = ids[valid], _splits_without(row_splits, valid), None
@@ -387,8 +395,8 @@ def _sequence(
         given = tuple(config.output_shape)
         if math.prod(given) != math.prod(shape):
             raise ShardcoreValueError(
-                f"{path}: output_shape {given} must hold as many vectors as there are positions, "
-                f"{math.prod(shape)}, got {math.prod(given)}"
+                f"{feature.path}: output_shape {given} must hold as many vectors as there are "
+                f"positions, {math.prod(shape)}, got {math.prod(given)}"
             )
         shape = given
     return bags, shape, invalid

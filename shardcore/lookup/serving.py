@@ -12,7 +12,7 @@ from shardcore.backend.messages import FeatureBags
 from shardcore.dtypes import TABLE_DTYPES, working_dtype
 from shardcore.errors import ShardcoreError, ShardcoreTypeError, ShardcoreValueError
 from shardcore.features.config import FeatureConfig, TableConfig, table_names
-from shardcore.features.prepare import prepare_feature
+from shardcore.features.prepare import FeatureInput, prepare_feature
 from shardcore.features.structure import (
     entries_of,
     entries_of_kind,
@@ -86,14 +86,12 @@ def serving_embedding_lookup(
         None
         if feature is None
         else prepare_feature(
-            feature,
+            FeatureInput(feature, path, f"weights{place}", names[feature.table]),
             leaf,
-            weight_leaves.get(path.removeprefix("inputs")),
-            path,
-            "weights" + path.removeprefix("inputs"),
-            names[feature.table],
+            weight_leaves.get(place),
         )
         for (path, feature), leaf in zip(features, leaves, strict=True)
+        for place in (path.removeprefix("inputs"),)
     ]
     found: list[NDArray[Any] | None] = []
     for (_, feature), ready in zip(features, prepared, strict=True):

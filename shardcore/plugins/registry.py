@@ -125,23 +125,31 @@ class _Provided(Generic[_Spec]):
     provider: str
 
 
-@dataclass(frozen=True)
+_HOOKS: Final[Mapping[type[Any], str]] = {
+    BackendSpec: "shardcore_backends",
+    OptimizerSpec: "shardcore_optimizers",
+    CommandSpec: "shardcore_commands",
+}
+"""The hook that yields each kind of record."""
+
+
 class _Found:
-    """The outcome of a discovery."""
+    """The outcome of a discovery: the plugins, and the records of each kind by name."""
 
-    plugins: tuple[PluginInfo, ...]
-    backends: Mapping[str, tuple[_Provided[BackendSpec], ...]]
-    optimizers: Mapping[str, tuple[_Provided[OptimizerSpec], ...]]
-    commands: Mapping[str, tuple[_Provided[CommandSpec], ...]]
+    def __init__(self, plugins: Iterable[PluginInfo], records: Iterable[_Provided[Any]]) -> None:
+        self.plugins = tuple(plugins)
+        by_kind: dict[type[Any], dict[str, list[_Provided[Any]]]] = {kind: {} for kind in _HOOKS}
+        for one in records:
+            kind = next(kind for kind in _HOOKS if isinstance(one.spec, kind))
+            by_kind[kind].setdefault(one.spec.name, []).append(one)
+        self._by_kind = {
+            kind: MappingProxyType({name: tuple(known[name]) for name in sorted(known)})
+            for kind, known in by_kind.items()
+        }
 
-
-@dataclass(frozen=True)
-class _Records:
-    """What one plugin yielded."""
-
-    backends: list[BackendSpec]
-    optimizers: list[OptimizerSpec]
-    commands: list[CommandSpec]
+    def of(self, kind: type[_Spec]) -> Mapping[str, tuple[_Provided[_Spec], ...]]:
+        """Return the records of a kind, by name in order."""
+        return self._by_kind[kind]
 
 
 _lock = threading.RLock()
@@ -186,16 +194,14 @@ def _discover() -> _Found:
         )
     strict = os.environ.get("SHARDCORE_STRICT_PLUGINS", "0") not in ("", "0")
     plugins: list[PluginInfo] = []
-    backends: dict[str, list[_Provided[BackendSpec]]] = {}
-    optimizers: dict[str, list[_Provided[OptimizerSpec]]] = {}
-    commands: dict[str, list[_Provided[CommandSpec]]] = {}
+    records: list[_Provided[Any]] = []
     candidates = [(_describe(entry), entry) for entry in entry_points(group=PROJECT)]
     candidates.sort(key=lambda pair: (not pair[0].first_party, pair[0].identity))
     for plugin, entry in candidates:
         if chosen == "" and not plugin.first_party:
             continue
         try:
-            records = _load(plugin, entry)
+            own = _load(plugin, entry)
         except Exception as error:
             text = " ".join(f"{type(error).__name__}: {error}".split())
             failed = PluginInfo(plugin.name, plugin.provider, plugin.version, text)
@@ -204,23 +210,8 @@ def _discover() -> _Found:
             plugins.append(failed)
             continue
         plugins.append(plugin)
-        _attribute(records.backends, plugin, backends)
-        _attribute(records.optimizers, plugin, optimizers)
-        _attribute(records.commands, plugin, commands)
-    return _Found(tuple(plugins), _sorted(backends), _sorted(optimizers), _sorted(commands))
-
-
-def _attribute(
-    specs: list[_Spec], plugin: PluginInfo, known: dict[str, list[_Provided[_Spec]]]
-) -> None:
-    for spec in specs:
-        known.setdefault(spec.name, []).append(_Provided(spec, plugin.identity))
-
-
-def _sorted(
-    known: dict[str, list[_Provided[_Spec]]],
-) -> Mapping[str, tuple[_Provided[_Spec], ...]]:
-    return MappingProxyType({name: tuple(known[name]) for name in sorted(known)})
+        records += [_Provided(record, plugin.identity) for record in own]
+    return _Found(plugins, records)
 
 
 def _describe(entry: EntryPoint) -> PluginInfo:
@@ -231,7 +222,7 @@ def _describe(entry: EntryPoint) -> PluginInfo:
     return PluginInfo(entry.name, provider, version)
 
 
-def _load(plugin: PluginInfo, entry: EntryPoint) -> _Records:
+def _load(plugin: PluginInfo, entry: EntryPoint) -> list[Any]:
     """Return the records of one plugin, or raise whatever is wrong with it."""
     if not plugin.first_party:
         _refuse_reserved(entry.name, "entry point")
@@ -241,22 +232,20 @@ def _load(plugin: PluginInfo, entry: EntryPoint) -> _Records:
     manager.add_hookspecs(Hooks)
     manager.register(entry.load(), name=plugin.identity)
     manager.check_pending()
-    hook = manager.hook
-    callers = (hook.shardcore_backends, hook.shardcore_optimizers, hook.shardcore_commands)
-    if not any(caller.get_hookimpls() for caller in callers):
+    callers = {kind: getattr(manager.hook, name) for kind, name in _HOOKS.items()}
+    if not any(caller.get_hookimpls() for caller in callers.values()):
         raise ShardcoreValueError(
             "it implements no hook; mark shardcore_backends, shardcore_optimizers or "
             "shardcore_commands with @hookimpl"
         )
-    records = _Records(
-        _records(hook.shardcore_backends(), BackendSpec, "shardcore_backends"),
-        _records(hook.shardcore_optimizers(), OptimizerSpec, "shardcore_optimizers"),
-        _records(hook.shardcore_commands(), CommandSpec, "shardcore_commands"),
-    )
+    records = [
+        record
+        for kind, caller in callers.items()
+        for record in _records(caller(), kind, _HOOKS[kind])
+    ]
     if not plugin.first_party:
-        for specs in (records.backends, records.optimizers, records.commands):
-            for spec in specs:
-                _refuse_reserved(spec.name, "name")
+        for record in records:
+            _refuse_reserved(record.name, "name")
     return records
 
 
@@ -355,7 +344,7 @@ def backends() -> dict[str, BackendInfo]:
     BackendInfo(available=True, reason=None, provider='shardcore:shardcore_cpu')
     """
     listed = {}
-    for name, provided in _discovered().backends.items():
+    for name, provided in _discovered().of(BackendSpec).items():
         reason: str | None
         if len(provided) > 1:
             reason = _conflict(name, "backend", provided)
@@ -411,13 +400,13 @@ def get_backend(name: str | None = None, **options: Any) -> Backend:
     if not isinstance(name, str):
         raise ShardcoreTypeError(f"name of a backend must be a str or None, got {name!r}")
     found = _discovered()
-    if name not in found.backends:
+    if name not in found.of(BackendSpec):
         for plugin in found.plugins:
             if plugin.error is not None and plugin.name in (name, RESERVED_PREFIX + name):
                 raise BrokenPluginError(f"backend {name!r}{origin} is broken: plugin {plugin}")
         usable = [known for known, info in backends().items() if info.available]
         raise _unknown(name, "backend", origin, usable)
-    provided = _only(name, "backend", found.backends[name])
+    provided = _only(name, "backend", found.of(BackendSpec)[name])
     label = f"backend {name!r} of {provided.provider}"
     try:
         reason = _reason(provided.spec)
@@ -458,7 +447,7 @@ def optimizers() -> tuple[str, ...]:
     >>> "SGD" in optimizers()
     True
     """
-    return tuple(_discovered().optimizers)
+    return tuple(_discovered().of(OptimizerSpec))
 
 
 def get_optimizer(name: str) -> Callable[..., Any]:
@@ -486,9 +475,9 @@ def get_optimizer(name: str) -> Callable[..., Any]:
     if not isinstance(name, str):
         raise ShardcoreTypeError(f"name of an optimizer must be a str, got {name!r}")
     found = _discovered()
-    if name not in found.optimizers:
-        raise _unknown(name, "optimizer", "", found.optimizers)
-    return _only(name, "optimizer", found.optimizers[name]).spec.factory
+    if name not in found.of(OptimizerSpec):
+        raise _unknown(name, "optimizer", "", found.of(OptimizerSpec))
+    return _only(name, "optimizer", found.of(OptimizerSpec)[name]).spec.factory
 
 
 def commands() -> list[CommandSpec]:
@@ -504,7 +493,7 @@ def commands() -> list[CommandSpec]:
     >>> [command.name for command in commands()]
     ['demo', 'plan', 'simulate']
     """
-    found = _discovered().commands
+    found = _discovered().of(CommandSpec)
     return [_only(name, "command", provided).spec for name, provided in found.items()]
 
 

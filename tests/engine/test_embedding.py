@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 import shardcore as sc
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
 from shardcore.features.config import FeatureConfig, TableConfig
-from shardcore.features.prepare import prepare_feature
+from shardcore.features.prepare import FeatureInput, prepare_feature
 
 ROWS = sc.initializers.RowId()
 COMBINERS = ("sum", "mean", "sqrtn")
@@ -471,10 +471,12 @@ def test_invalid_ids(combiner, policy, weighted):
 def test_policies_put_in_rows_that_int32_ids_cannot_name():
     table = TableConfig(2**40, 1)
     ids = np.array([-1, 5], np.int32)
-    clip = prepare_feature(FeatureConfig(table, invalid_ids="clip"), ids, None, "f", "w", "t")
+    feature = FeatureInput(FeatureConfig(table, invalid_ids="clip"), "f", "w", "t")
+    clip = prepare_feature(feature, ids, None)
     assert clip.bags.ids.tolist() == [0, 5]
     row = FeatureConfig(table, invalid_ids=2**39)
-    assert prepare_feature(row, ids, None, "f", "w", "t").bags.ids.tolist() == [2**39, 5]
+    feature = FeatureInput(row, "f", "w", "t")
+    assert prepare_feature(feature, ids, None).bags.ids.tolist() == [2**39, 5]
 
 
 # --- sequences -------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from shardcore.backend.gradients import gradient_rows_of_tables, sorted_rows, so
 from shardcore.backend.messages import FeatureBags
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
 from shardcore.features.config import FeatureConfig, TableConfig
-from shardcore.features.prepare import prepare_feature
+from shardcore.features.prepare import FeatureInput, prepare_feature
 from shardcore.ids.ragged import Ragged
 from shardcore.store.segment_reduce import divisors, reciprocals
 
@@ -128,7 +128,7 @@ def test_gradients_of_tables_are_as_those_of_one():
 
 def long_way(config, leaf, keep=False):
     """Prepare ids given as bags, which are read by the general forms."""
-    return prepare_feature(config, leaf, None, "features", "weights", "t", keep)
+    return prepare_feature(FeatureInput(config, "features", "weights", "t"), leaf, None, keep)
 
 
 @pytest.mark.parametrize("keep", [False, True])

@@ -220,9 +220,10 @@ def test_a_layout_forgets_the_sizes_it_was_made_of() -> None:
 @pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize("policy", ["raise", "drop", "zero", "clip", 3])
 def test_prepared_ids_and_splits_are_nobody_elses(policy: Any, keep: bool) -> None:
-    from shardcore.features.prepare import prepare_feature
+    from shardcore.features.prepare import FeatureInput, prepare_feature
 
-    feature = sc.FeatureConfig(sc.TableConfig(10, 2, name="t"), invalid_ids=policy)
+    config = sc.FeatureConfig(sc.TableConfig(10, 2, name="t"), invalid_ids=policy)
+    feature = FeatureInput(config, "features", "weights", "t")
     last = 9 if policy == "raise" else 12
     for dtype in (np.int32, np.int64):
         ids, splits = np.array([1, 2, last], dtype), np.array([0, 1, 3])
@@ -231,7 +232,7 @@ def test_prepared_ids_and_splits_are_nobody_elses(policy: Any, keep: bool) -> No
         for leaf in forms:
             for given in (None, weights):
                 shape = given if given is None or leaf is not forms[3] else given.reshape(3, 1)
-                found = prepare_feature(feature, leaf, shape, "features", "weights", "t", keep)
+                found = prepare_feature(feature, leaf, shape, keep)
                 assert not np.shares_memory(found.bags.ids, ids)
                 assert not np.shares_memory(found.bags.row_splits, splits)
                 if keep and given is not None:
