@@ -84,7 +84,7 @@ def main(read: str, write: str, backend: str) -> None:
     def go_on_writing() -> None:
         nonlocal writes
         try:
-            while time.monotonic() < end:
+            while time.monotonic() < end or not writes:  # one, where all else is busy
                 table.writes[write]()
                 writes += 1
         except BaseException as error:
@@ -93,7 +93,7 @@ def main(read: str, write: str, backend: str) -> None:
     writer = threading.Thread(target=go_on_writing, daemon=True)
     writer.start()
     reads = torn = 0
-    while time.monotonic() < end:
+    while time.monotonic() < end or not reads:
         found = np.asarray(table.reads[read]())
         reads += 1
         torn += bool((found != found[:, :1]).any())
