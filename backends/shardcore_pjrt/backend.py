@@ -286,21 +286,28 @@ class PjrtBackend(Backend):
         """Return whether `gradient` is a JAX array on devices of this backend.
 
         Over several processes one that a process has for itself is read like any host array.
-        """
-        if not isinstance(gradient, jax.Array):
-            return False
-        if self._processes.several:
-            return bool(not gradient.is_fully_addressable)
-        return bool(gradient.sharding.device_set <= set(self.mesh.devices.flat))
-
-    def apply(self, updates: Sequence[TableUpdate]) -> None:
-        """Update each touched row once, in place; returns before the devices have done so.
 
         Raises
         ------
         ShardcoreValueError
-            If a gradient lies on some, but not all, of the devices of several processes.
+            If it lies on some, but not all, of the devices of several processes.
         """
+        if not isinstance(gradient, jax.Array):
+            return False
+        held = gradient.sharding.device_set
+        if not self._processes.several:
+            return bool(held <= set(self.mesh.devices.flat))
+        if gradient.is_fully_addressable:
+            return False
+        if held != set(self.mesh.devices.flat):
+            raise ShardcoreValueError(
+                f"must lie on all {self.num_hosts} devices of the backend's mesh, or be of this "
+                f"process alone: it lies on {len(held)} devices of several"
+            )
+        return True
+
+    def apply(self, updates: Sequence[TableUpdate]) -> None:
+        """Update each touched row once, in place; returns before the devices have done so."""
         routes = [self._route_of(update) for update in updates]
         with self._lock:
             self._processes.agree("apply", update_parts(updates))
@@ -331,19 +338,11 @@ class PjrtBackend(Backend):
 
     def _with_gradients_at_hand(self, update: TableUpdate) -> TableUpdate:
         """Return an update whose gradients on devices are on all devices of the mesh."""
-        gradients = []
-        for at, gradient in enumerate(update.gradients):
-            if isinstance(gradient, jax.Array):
-                held = gradient.sharding.device_set
-                if self._processes.several and held != set(self.mesh.devices.flat):
-                    raise ShardcoreValueError(
-                        f"gradient {at} of table {update.batch.table!r} must lie on all "
-                        f"{self.num_hosts} devices of the backend's mesh, "
-                        f"or be of this process alone: it lies on {len(held)} devices of several"
-                    )
-                gradient = on_mesh(gradient, self.mesh)
-            gradients.append(gradient)
-        return dataclasses.replace(update, gradients=tuple(gradients))
+        gradients = tuple(
+            on_mesh(one, self.mesh) if isinstance(one, jax.Array) else one
+            for one in update.gradients
+        )
+        return dataclasses.replace(update, gradients=gradients)
 
     def weight_dots(self, update: TableUpdate) -> list[NDArray[Any] | None]:
         """Return, per feature with a gradient, each occurrence's row times its bag's gradient."""

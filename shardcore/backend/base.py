@@ -263,6 +263,12 @@ class Backend(ABC):
 
         Asked for every gradient that a caller gives. Such arrays are handed to `apply` and
         `weight_dots` as they are; all others are read, checked and cast by the engine.
+
+        Raises
+        ------
+        ShardcoreValueError
+            If it is such an array and breaks a rule. The engine puts the gradient's path before
+            the text, as in "must lie on ...".
         """
         return False
 

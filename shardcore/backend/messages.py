@@ -201,7 +201,7 @@ class NotFinite:
     Attributes
     ----------
     update : TableUpdate
-        The one it came in, as it was given.
+        The one it came in, with its batch and origin.
     feature, bag, column : int
         Where it was: the place in the update's features, and in that gradient, (bags, dim).
     value : float

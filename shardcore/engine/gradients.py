@@ -106,7 +106,11 @@ def read_gradients(
         if spec.optimizer is None:
             raise ShardcoreValueError(f"{path} must be None: table {spec.name!r} has no optimizer")
         shape = (*prepared.shape, spec.dim)
-        if takes(leaf):
+        try:
+            taken = takes(leaf)
+        except ShardcoreValueError as error:
+            raise ShardcoreValueError(f"{path} {error}") from error
+        if taken:
             values.append(device_gradient(leaf, shape, path))
             on_device = True
             continue

@@ -62,7 +62,7 @@ class Looked:
         cast = [None if one is None else one.astype(value) for one in gradients]
         own, models = self.updates(cast, step)
         given = tuple(None if one is None else to_device(one) for one in gradients)
-        return replace(own, gradients=given, check=check), models
+        return replace(own, gradients=given, check=check, origin=object()), models
 
 
 class Twins:

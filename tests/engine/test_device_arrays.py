@@ -247,6 +247,23 @@ def test_shape_and_dtype_are_checked_at_once(changes, error, message):
         assert e.step == 1
 
 
+def test_a_gradient_that_its_backend_refuses_is_named():
+    class Strict(Deferring):
+        def takes_gradient(self, gradient):
+            if isinstance(gradient, DeviceArray) and gradient.dtype == np.float16:
+                raise ShardcoreValueError("must lie on all 4 devices")
+            return super().takes_gradient(gradient)
+
+    with make_engine(Strict()) as e:
+        e.enqueue(FEATURES)
+        e.dequeue()
+        message = r"^gradients\['user'\] must lie on all 4 devices$"
+        with pytest.raises(ShardcoreValueError, match=message):
+            e.apply_gradients(ones(np.float16))
+        e.apply_gradients(ones())
+        assert e.step == 1
+
+
 # --- refused on the device ---------------------------------------------------------------------
 
 MESSAGE = "gradients['friends'] must be finite in float32: gradients['friends'][1, 0, 1] = nan"

@@ -288,12 +288,12 @@ def test_a_checkpoint_never_has_the_whole_table_on_the_host(platform, tmp_path):
     [
         (
             {"dtype": "float64"},
-            "table 't' must be of float32, float16 or bfloat16 on backend 'pjrt', got float64",
+            "table 't' must have dtype float32, float16 or bfloat16 on backend 'pjrt', got float64",
         ),
         (
             {"optimizer": sc.optimizers.Adagrad(0.1, slot_dtype="float64")},
-            "slot 'accumulators' of table 't' must be of float32, float16 or bfloat16 on backend "
-            "'pjrt', got float64",
+            "slot 'accumulators' of table 't' must have dtype float32, float16 or bfloat16 on "
+            "backend 'pjrt', got float64",
         ),
         (
             {"exchange": "partial"},
@@ -310,11 +310,10 @@ def test_what_a_device_cannot_hold_is_refused(config, message, platform):
     table = sc.TableConfig(
         **{"vocabulary_size": 8, "dim": 4, "name": "t", "combiner": "sum", **config}
     )
-    engine = sc.ShardedEmbedding(
-        {"a": sc.FeatureConfig(table)}, None, "pjrt", {"platform": platform}
-    )
     with pytest.raises(sc.ShardcoreError) as caught:
-        engine.build()
+        sc.ShardedEmbedding(
+            {"a": sc.FeatureConfig(table)}, None, "pjrt", {"platform": platform}
+        ).build()
     assert str(caught.value) == message
 
 

@@ -156,7 +156,7 @@ REFUSED = {
         "with XLA_FLAGS=--xla_cpu_collective_timeout_seconds=60 or the like"
     ],
     "one device": "ShardcoreValueError: table 't' must have placement 'row', 'column' or "
-    "'replicated' on devices of 2 processes, got 'table'",
+    "'replicated' on backend 'pjrt', got 'table'",
     "options": differs("create_table", "options of the backend"),
     "settings": differs("create_table", "settings of table 't'"),
     "optimizer": differs("create_table", "optimizer of table 't'"),
