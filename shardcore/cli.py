@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     -------
     int
         0 on success, 2 after an error, 130 after an interruption; or what a plugin's command
-        returns, whose help tells what it means.
+        returns; its help says what the code means.
 
     Raises
     ------

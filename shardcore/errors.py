@@ -1,7 +1,7 @@
 """Every error shardcore raises.
 
-Each is a `ShardcoreError` and also the built-in it resembles, so that ``except ValueError`` of a
-caller who never heard of us still works. None is a `KeyError`, whose text Python shows quoted.
+Each is a `ShardcoreError` and also the built-in it resembles, so that ``except ValueError`` in
+other code still works. None is a `KeyError`, whose text Python shows quoted.
 
 A message names the argument, the rule, the value and its position, and is raised before anything
 is changed.

@@ -1,4 +1,4 @@
-"""What ``shardcore info`` tells: versions, the processor, threads, backends and plugins."""
+"""The output of ``shardcore info``: versions, processor, threads, backends and plugins."""
 
 from __future__ import annotations
 

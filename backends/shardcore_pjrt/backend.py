@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from shardcore.backend import Backend, NotFinite, ProcessGroup, TableBatch, TableSpec, TableUpdate
 from shardcore.errors import ShardcoreValueError
 from shardcore.sharding import Layout
-from shardcore.store import changed_here, rounds_by_chance, step_seed
+from shardcore.store import changed_here, rounds_stochastically, step_seed
 from shardcore_pjrt.capabilities import CAPABILITIES
 from shardcore_pjrt.device_table import DeviceTable
 from shardcore_pjrt.mesh.batch_parts import access_parts, batch_parts, table_parts, update_parts
@@ -405,7 +405,7 @@ class PjrtBackend(Backend):
             table = self._tables[update.batch.table]
             spec, seed = table.spec, 0
             assert spec.optimizer is not None, "the engine trains tables with an optimizer only"
-            if rounds_by_chance(spec.optimizer, spec.dtype):
+            if rounds_stochastically(spec.optimizer, spec.dtype):
                 seed = step_seed(self.specs[spec.name].seed, update.step)
             names.append([])
             for number in (

@@ -32,8 +32,8 @@ cdef extern from "scalars.h" nogil:
     half_t sc_double_to_half(double value)
     float sc_from_bfloat(bfloat_t value)
     bfloat_t sc_to_bfloat(float value)
-    half_t sc_to_half_by_chance(float value, uint32_t chance)
-    bfloat_t sc_to_bfloat_by_chance(float value, uint32_t chance)
+    half_t sc_to_half_stochastic(float value, uint32_t chance)
+    bfloat_t sc_to_bfloat_stochastic(float value, uint32_t chance)
     void prefetch_read "SC_PREFETCH_READ"(const void* address)
     void prefetch_write "SC_PREFETCH_WRITE"(const void* address)
 
@@ -85,12 +85,12 @@ cdef inline void store(row_t* cell, value_t value) noexcept nogil:
         cell[0] = <row_t>value
 
 
-cdef inline void store_by_chance(row_t* cell, value_t value, uint64_t bits) noexcept nogil:
+cdef inline void store_stochastic(row_t* cell, value_t value, uint64_t bits) noexcept nogil:
     """Round a number to one of its two neighbours, by the upper 32 of random bits."""
     if row_t is half_t:
-        cell[0] = sc_to_half_by_chance(<float>value, <uint32_t>(bits >> 32))
+        cell[0] = sc_to_half_stochastic(<float>value, <uint32_t>(bits >> 32))
     elif row_t is bfloat_t:
-        cell[0] = sc_to_bfloat_by_chance(<float>value, <uint32_t>(bits >> 32))
+        cell[0] = sc_to_bfloat_stochastic(<float>value, <uint32_t>(bits >> 32))
     else:
         cell[0] = <row_t>value
 
@@ -446,7 +446,7 @@ cdef struct Target:             # what one call of `update` works on, in plain m
     const double* hyper
     int64_t step
     bint by_occurrence          # one call per occurrence of a row, instead of one for their sum
-    bint by_chance              # how short rows are rounded back
+    bint stochastic              # how short rows are rounded back
     uint64_t key                # of the random bits of this table and step
 
 
@@ -463,7 +463,7 @@ def update(uint8_t[:, ::1] table__rd, int kind, const int64_t[::1] unique__u, co
            const value_t[::1] gains__n, const value_t[:, ::1] gradients__gd,
            const int64_t[::1] slot_addresses, const int64_t[::1] slot_bytes,
            const int64_t[::1] slot_kinds, uint64_t function, uint64_t context,
-           const double[::1] hyper, int64_t step, bint by_occurrence, bint by_chance, uint64_t seed,
+           const double[::1] hyper, int64_t step, bint by_occurrence, bint stochastic, uint64_t seed,
            value_t[::1] scratch, int64_t[::1] pointers):
     """Sum the gradients of each unique row and hand them, a block of rows at a time, to the optimizer.
 
@@ -474,7 +474,7 @@ def update(uint8_t[:, ::1] table__rd, int kind, const int64_t[::1] unique__u, co
     address of an optimizer's C function (see shardcore_update.h), called with `context` and with
     pointers into the table and the slots. Rows and slots of other types than the working one, by
     `kind` and `slot_kinds`, are converted for it and back, once per block: to the nearest, or, rows
-    `by_chance`, with the upper 32 bits of (seed, row id, column) of `_core.random`. `scratch` and
+    `stochastic`, with the upper 32 bits of (seed, row id, column) of `_core.random`. `scratch` and
     `pointers` hold as many as `update_room` says. O(n·d).
     """
     cdef Target target
@@ -499,7 +499,7 @@ def update(uint8_t[:, ::1] table__rd, int kind, const int64_t[::1] unique__u, co
     target.hyper = &hyper[0] if hyper.shape[0] else NULL
     target.step = step
     target.by_occurrence = by_occurrence
-    target.by_chance = by_chance
+    target.stochastic = stochastic
     target.key = mix(seed + INCREMENT)
     if rows == 0 or target.dim == 0:
         return
@@ -680,12 +680,12 @@ cdef void _update(row_t* table, const int64_t* unique__u, const int64_t* row_ids
         if row_t is half_t or row_t is bfloat_t:
             for u in range(first, first + count):
                 row = table + unique__u[u] * dim
-                if target.by_chance:
+                if target.stochastic:
                     bits = row_start(target.key, row_ids__u[u])
                     stride = row_step(target.key, row_ids__u[u])
                     for c in range(dim):
                         bits += stride
-                        store_by_chance(row + c, widened__ud[(u - first) * dim + c], mix(bits))
+                        store_stochastic(row + c, widened__ud[(u - first) * dim + c], mix(bits))
                 else:
                     for c in range(dim):
                         store(row + c, widened__ud[(u - first) * dim + c])

@@ -14,6 +14,6 @@ row_dots: _Fused  # [index, value](table bytes, kind, ids, row_splits, gradients
 scatter: _Fused  # [index](table bytes, kind, dim, ids, value bytes, operation)
 update: _Fused  # [value](table bytes, kind, unique, row_ids, run_splits, sources, gains, gradients,
 #                         slot_addresses, slot_bytes, slot_kinds, function, context, hyper, step,
-#                         by_occurrence, by_chance, seed, scratch, pointers)
+#                         by_occurrence, stochastic, seed, scratch, pointers)
 
 def update_room(dim: int, slots: int, converted: int) -> tuple[int, int]: ...

@@ -74,7 +74,7 @@ static inline sc_bfloat sc_to_bfloat(float value) {
 
 /* Round to one of the two neighbours: away from zero with the probability that makes the mean right,
    `chance` being 32 random bits. Beyond the largest finite value, to the nearest. */
-static inline sc_half sc_to_half_by_chance(float value, uint32_t chance) {
+static inline sc_half sc_to_half_stochastic(float value, uint32_t chance) {
     uint32_t bits = sc_bits_of_float(value);
     uint32_t sign = bits >> 16 & 0x8000;
     uint32_t magnitude = bits & 0x7fffffff;
@@ -90,7 +90,7 @@ static inline sc_half sc_to_half_by_chance(float value, uint32_t chance) {
     return half;
 }
 
-static inline sc_bfloat sc_to_bfloat_by_chance(float value, uint32_t chance) {
+static inline sc_bfloat sc_to_bfloat_stochastic(float value, uint32_t chance) {
     uint32_t bits = sc_bits_of_float(value);
     if ((bits & 0x7fffffff) >= 0x7f7f0000u)
         return sc_to_bfloat(value);

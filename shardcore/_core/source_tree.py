@@ -2,7 +2,7 @@
 
 Only a source tree can be otherwise: a clone that was never built, or that has moved on since.
 Every build leaves a record in the tree it was built from, a checksum of the kernels' sources, one
-for each kind of Python. What is installed has no record and needs none.
+for each kind of Python. An installed package has no record and needs none.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 __all__ = ["checksum", "is_source_tree", "record", "require_built"]
 
 BUILT_FOR: Final = EXTENSION_SUFFIXES[0].rsplit(".", 1)[0]
-"""What the names of compiled modules end in: the kind of Python they are for."""
+"""The ends of compiled modules' names: the kind of Python they are for."""
 
 _COMPILED: Final = (
     "shardcore/_core",

@@ -1,4 +1,4 @@
-"""What a backend is: an owner of tables that looks rows up and applies gradients to them.
+"""The contract of backends: owners of tables that look rows up and apply gradients to them.
 
 The contract
 ------------
@@ -11,7 +11,7 @@ builds the others from them, over the same kernels as the embedded backend, and 
 results; a backend overrides them for speed. `create_table`, `drop_table` and `reseed` are the base
 class's alone: it keeps `specs`, and refuses tables that `capabilities` rule out.
 
-* Rows are global everywhere: where a row lives is the backend's business. `layout` tells it.
+* Rows are global everywhere: where a row lives is the backend's business. `layout` returns it.
 * ``slot=None`` means the weights, a name that optimizer slot; row slots have one column.
 * Rows of `scatter` are distinct. All row numbers are int64, checked, in range.
 * `lookup` and `apply` are given all tables of a batch in one call. `apply` gets the `TableBatch`
@@ -26,8 +26,8 @@ class's alone: it keeps `specs`, and refuses tables that `capabilities` rule out
   is computed for all tables before a row of any changes.
 * Calls may come from several threads; a lookup sees each row wholly before or after an update. The
   engine makes calls that change something in a thread in which no signal handler runs, while the
-  caller's waits for it (`shardcore.store.uninterrupted`); `shardcore.store.calling_thread` tells
-  the caller's.
+  caller's waits for it (`shardcore.store.uninterrupted`); `shardcore.store.calling_thread`
+  returns the caller's.
 * After `close` nothing is called any more.
 
 Arrays on a device
@@ -110,8 +110,8 @@ class Backend(ABC):
     name : str
         The name it is asked for by.
     capabilities : Capabilities
-        What tables it can have, and which arrays it deals in; all that the base class can, unless
-        the class or the object has another. Tables beyond it are refused.
+        The tables it can have, and the arrays it deals in; all that the base class can, unless the
+        class or the object declares others. Tables beyond them are refused.
     specs : dict of table name -> TableSpec
         The tables it holds.
     """
@@ -278,8 +278,8 @@ class Backend(ABC):
         Parameters
         ----------
         updates : sequence of TableUpdate
-            Those of one batch, at most one per table. `count_unique_rows` is told how many rows
-            they touch.
+            Those of one batch, at most one per table. An override adds the rows they touch by
+            `count_unique_rows`.
         """
         ready, found = read_gradients(updates, self.specs)
         refused = self._refused or found
@@ -295,7 +295,7 @@ class Backend(ABC):
     def check_updates(self, wait: bool) -> NotFinite | None:
         """Report a gradient that was not finite, and how many updates did nothing; once.
 
-        What is applied afterwards works as if these updates had never come.
+        Later updates work as if these had never come.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""What a backend can do: declared once, read by all who ask."""
+"""The capabilities of a backend, declared once: the tables and arrays it can have."""
 
 from __future__ import annotations
 

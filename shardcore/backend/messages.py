@@ -1,4 +1,4 @@
-"""What travels between the engine and a backend: a table's share of a batch, and its gradients.
+"""The messages between the engine and a backend: a table's share of a batch, and its gradients.
 
 A batch holds, for each table, the bags of the features that use it, in the order of the features.
 Ids are checked, weights are in the working dtype, and every bag has its divisor, before a backend
@@ -43,7 +43,7 @@ class TableSpec:
     layout, placement, exchange : str
         As in `TableConfig`.
     quantization : QuantizationConfig or None
-        What a lookup makes of rows before it combines them: see `as_looked_up`.
+        How a lookup rounds rows before it combines them: see `as_looked_up`.
     """
 
     name: str
@@ -60,7 +60,7 @@ class TableSpec:
 
     @property
     def slots(self) -> tuple[SlotSpec, ...]:
-        """What the optimizer keeps beside the rows; nothing without one."""
+        """The optimizer's slots; none without an optimizer."""
         return () if self.optimizer is None else tuple(self.optimizer.slots)
 
     def stored_as(self, slot: str | None) -> tuple[tuple[int, int], np.dtype[Any]]:
@@ -120,7 +120,7 @@ class FeatureBags:
     weights : ndarray of the working dtype, shape (n,), or None
         None: all 1.
     divisors : ndarray of the working dtype, shape (bags,), or None
-        What each bag's sum is divided by; 0 makes it zeros. None: all 1.
+        The divisor of each bag's sum; 0 makes it zeros. None: all 1.
     bags_per_sample : int
         Consecutive bags that belong to one sample of the batch, hence to one host.
     """

@@ -1,4 +1,4 @@
-"""Several processes that hold tables together: what a checkpoint asks of them.
+"""Several processes that hold tables together, as a checkpoint sees them.
 
 Every process of the program makes the same calls in the same order, and has a part of each table.
 All of them take part in every read and write; one writes the files of a checkpoint. A backend of
@@ -19,7 +19,7 @@ Read: TypeAlias = Callable[[tuple[int, ...]], NDArray[Any]]
 """Returns some values, chosen by a few integers; in all processes, the same."""
 
 Part: TypeAlias = tuple[str, Any]
-"""Something that has to be the same in all processes, after its name: bytes, str or an array."""
+"""A value that must be the same in all processes, after its name: bytes, str or an array."""
 
 
 class ProcessGroup(Protocol):
@@ -42,7 +42,7 @@ class ProcessGroup(Protocol):
         Parameters
         ----------
         parts : iterable of (str, bytes, str or ndarray)
-            What has to be the same in all processes.
+            Values that must be the same in all processes.
         reads : mapping of str to callable
         write : callable
         """

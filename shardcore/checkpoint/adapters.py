@@ -52,7 +52,7 @@ def as_checkpointable(name: str, value: object) -> Checkpointable:
 class _Structure:
     """A leaf, or a nested structure of leaves that is walked anew each time.
 
-    What is Checkpointable in it has its tensors under its place in the structure.
+    The tensors of a Checkpointable in it are under its place in the structure.
     """
 
     def __init__(self, name: str, value: object) -> None:
@@ -140,7 +140,7 @@ class _Structure:
         if not nested:
             return plan
         plans = {"": plan}
-        with ExitStack() as begun:  # if one cannot be restored, the others are told
+        with ExitStack() as begun:  # if one cannot be restored, the others are aborted
             for path, value in nested.items():
                 known_as = saved_as.get(path, {})
                 plans[path] = value.checkpoint_restore(known_as, own[path], slots=slots)

@@ -38,7 +38,7 @@ class Checkpoint:
     Attributes
     ----------
     skipped : dict of str to tuple of str
-        What the last `restore` did not take from the checkpoint, per object: the slots of an
+        The tensors that the last `restore` did not take, per object: the slots of an
         engine without an optimizer, and every tensor of an object that was not asked for.
 
     Raises

@@ -117,7 +117,7 @@ def steps(root: str | os.PathLike[str]) -> list[int]:
     Returns
     -------
     list of int
-        Every committed step. What it holds is not read: see `verify`.
+        Every committed step. Its content is not read: see `verify`.
 
     Raises
     ------
@@ -352,7 +352,7 @@ def _make_root(root: Path) -> None:
 
 
 def _sweep(root: Path) -> None:
-    """Remove pending directories that nobody has written to for a day."""
+    """Remove pending directories without a write for a day."""
     abandoned = time.time() - _ABANDONED_SECONDS
     for entry in list(os.scandir(root)):
         if not _PENDING_NAME.fullmatch(entry.name) or not entry.is_dir(follow_symlinks=False):

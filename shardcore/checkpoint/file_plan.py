@@ -35,7 +35,7 @@ _LABEL_LENGTH = 120  # leaves room for numbers and suffix in a name of 255 bytes
 
 @dataclass(frozen=True)
 class FilePlan:
-    """What a step will hold.
+    """The files and tensors that a step will hold.
 
     Parameters
     ----------

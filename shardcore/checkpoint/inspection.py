@@ -31,7 +31,7 @@ class ObjectInfo:
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """What a step directory holds, as its manifest says; ``str()`` gives a table.
+    """The content of a step directory, from its manifest; ``str()`` gives a table.
 
     Parameters
     ----------

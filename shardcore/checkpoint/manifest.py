@@ -78,7 +78,7 @@ def canonical(value: object) -> bytes:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What one step holds.
+    """The content of one step.
 
     Parameters
     ----------

@@ -43,9 +43,9 @@ class ParallelVariable:
         The components are copies of one another, as replicas are: only component 0 is saved, and
         restoring gives its values to every component.
     partial_restore : bool
-        What becomes of a checkpoint with another number of components. False: it is refused.
+        Whether a checkpoint with another number of components is restored. False: it is refused.
         True: components that it lacks keep their values, and those it has besides are skipped
-        (``Checkpoint.skipped`` tells them).
+        (``Checkpoint.skipped`` lists them).
 
     Attributes
     ----------

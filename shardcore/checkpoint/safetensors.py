@@ -91,7 +91,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class FileSums:
-    """What makes a file trustworthy: its size, and the CRC-32 of its header and its checksums."""
+    """The proof of a file's content: its size, and the CRC-32 of its header and its checksums."""
 
     size: int
     header_crc32: int
@@ -223,7 +223,7 @@ class SafetensorsReader:
     label : str
         The file's name in messages.
     sums : FileSums
-        What the file must match.
+        The sums that the file must match.
 
     Raises
     ------

@@ -24,9 +24,9 @@ def validate_shards(
     Parameters
     ----------
     shards : sequence of mapping
-        What a sharding callback returned: per shard, checkpoint key -> slice -> its values.
+        The result of a sharding callback: per shard, checkpoint key -> slice -> its values.
     shardable_tensors : sequence of ShardableTensor
-        What it was given.
+        The callback's argument.
     description : str
         The callback's description, for messages.
 

@@ -1,4 +1,4 @@
-"""The contract of a sharding callback: it is told what a host saves, and says which file gets what.
+"""The contract of a sharding callback: from the tensors of a host to the files that get them.
 
 Offsets are those of the full tensor everywhere: a slice that a host holds, and a part cut from it,
 are named the same way.
@@ -93,7 +93,7 @@ class SliceSpec:
 
 @dataclass(frozen=True, eq=False)
 class ShardableTensor:
-    """What one host saves of one tensor: told in full, read only when asked.
+    """The part of one tensor that one host saves; values are read only when asked for.
 
     Parameters
     ----------
@@ -297,7 +297,7 @@ class TensorSlice:
 
 
 Shard = Mapping[str, Mapping[SliceSpec, TensorSlice | NDArray[Any]]]
-"""What one file holds: checkpoint key -> slice -> its values."""
+"""The content of one file: checkpoint key -> slice -> its values."""
 
 
 class ShardingCallback(ABC):
@@ -331,7 +331,7 @@ class ShardingCallback(ABC):
     @property
     @abstractmethod
     def description(self) -> str:
-        """What the callback does, in a few words; errors name it."""
+        """A description of the callback in a few words; errors name it."""
 
     @abstractmethod
     def __call__(self, shardable_tensors: Sequence[ShardableTensor]) -> Sequence[Shard]:
@@ -340,7 +340,7 @@ class ShardingCallback(ABC):
         Parameters
         ----------
         shardable_tensors : sequence of ShardableTensor
-            What the host saves, at least one.
+            The tensors that the host saves, at least one.
 
         Returns
         -------

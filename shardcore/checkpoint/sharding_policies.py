@@ -40,7 +40,7 @@ class ShardByTaskPolicy(ShardingCallback):
 
     @property
     def description(self) -> str:
-        """What the policy does."""
+        """A description of the policy."""
         return "one shard per host"
 
     def __call__(self, shardable_tensors: Sequence[ShardableTensor]) -> list[Shard]:
@@ -95,7 +95,7 @@ class MaxShardSizePolicy(ShardingCallback):
 
     @property
     def description(self) -> str:
-        """What the policy does."""
+        """A description of the policy."""
         return f"shards of at most {self._max_shard_size} bytes"
 
     def __call__(self, shardable_tensors: Sequence[ShardableTensor]) -> list[Shard]:

@@ -53,7 +53,7 @@ class SavedTensor:
 
 
 def nothing() -> None:
-    """Do nothing: what a plan begins or ends with that has nothing to do then."""
+    """Do nothing: the default begin, commit and abort of a plan."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class RestorePlan:
     commit, abort : callable
         One of them is called, once, after the last write or the first failure, of `begin` too.
     skipped : tuple of str
-        What of the checkpoint the object does not take. Tensors without a writer are added.
+        Tensors of the checkpoint that the object does not take. Those without a writer are added.
     begin : callable
         Called once, before the first write.
     """

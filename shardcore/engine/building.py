@@ -17,8 +17,8 @@ __all__ = ["Building"]
 class Building:
     """The tables of one engine on its backend, from before they are created.
 
-    Whatever creates them holds one lock: builds of several threads, and restores. What was cut
-    short by an interrupt is given back by the next call that creates.
+    Builds of several threads, and restores, create them under one lock. Tables whose creation an
+    interrupt cut short are given back by the next call that creates.
 
     Parameters
     ----------

@@ -97,7 +97,8 @@ class EmbeddingRestore:
     tables : list of PlannedTable
         The engine's, with the seeds that follow from it.
     specs : list of TableSpec
-        What to create where the engine is not built: nothing is initialised that is overwritten.
+        The tables to create where the engine is not built; their initializer is zeros, as all of it
+        is overwritten.
     writes : dict of tensor name -> callable
     skipped : tuple of str
         Tensors of the checkpoint that the engine has no place for.

@@ -101,18 +101,18 @@ class ShardedEmbedding:
     whose `apply_gradients` came before its `enqueue`. If batch t + 1 is enqueued before the
     gradients of batch t are applied, its lookup comes early, with rows one update old. `dequeue`
     waits for its batch; reading or writing tables and slots, ``e(features)``, `metrics`, saving,
-    restoring and `close` wait for everything. What fails in the background is raised, as the cause
+    restoring and `close` wait for everything. A failure in the background is raised, as the cause
     of a `ShardcoreRuntimeError`, by the next call. Once `enqueue`, `dequeue` or `apply_gradients`
     has raised it, the batches in flight are dropped, `step` says how many were applied, and the
     engine goes on. A forked child cannot use such an engine of its parent's.
 
     Changes are made in a thread of their own while the caller's waits, some 50 microseconds more
     than the change itself (on devices in the caller's, where an interrupt can split them). So
-    Ctrl-C, like every exception of a signal handler, finds a call that
-    has changed nothing, or raises once all of it is done: `step` and `in_flight` tell. A batch left
-    in flight is ended by ``apply_gradients(None)``, after `dequeue` if that has not come yet. What
-    was in flight at a fork is the parent's. An optimizer, a learning rate or an initializer must
-    not call the engine it works for.
+    Ctrl-C, like every exception of a signal handler, finds a call that has changed nothing, or
+    raises once all of it is done: `step` and `in_flight` show which. A batch left in flight is
+    ended by ``apply_gradients(None)``, after `dequeue` if that has not come yet. Batches in flight
+    at a fork are the parent's. An optimizer, a learning rate or an initializer must not call the
+    engine it works for.
 
     Examples
     --------
@@ -228,16 +228,16 @@ class ShardedEmbedding:
             _logger.info("built %s", self.config())
 
     def close(self) -> None:
-        """Give the tables back. What was read from them stays; the engine is of no more use.
+        """Give the tables back. Arrays read from them stay; the engine can do nothing more.
 
         Raises
         ------
         ShardcoreRuntimeError
-            If a call failed in the background and no other call was there to say so. The engine is
+            If a call failed in the background and no other call has raised that yet. The engine is
             closed nevertheless.
         UpdateRefusedError
-            If an update did nothing, as in `apply_gradients`, and no other call said so. Closed
-            nevertheless.
+            If an update did nothing, as in `apply_gradients`, and no other call has raised that
+            yet. Closed nevertheless.
         """
         error = self._shut()
         if error is not None:
@@ -382,7 +382,7 @@ class ShardedEmbedding:
         training : bool, optional
             Whether gradients will follow. None: if any table has an optimizer.
         name : str, optional
-            What to call this call: messages begin with ``enqueue 'name': ``, and `metrics` counts
+            A name for this call: messages begin with ``enqueue 'name': ``, and `metrics` counts
             the calls of that name. One of a few words; a name per step would be counted for ever.
 
         Raises
@@ -548,7 +548,7 @@ class ShardedEmbedding:
         return self._life.read(self._settled, call, *arguments)
 
     def _dropped(self, failure: Failure) -> ShardcoreRuntimeError:
-        """Forget what came after a failure in the background, and return the error that tells."""
+        """Drop the batches after a failure in the background, and return its error."""
         self._operations.wait()
         uninterrupted(self._take_failure)
         return failure.raised()
@@ -637,8 +637,8 @@ class ShardedEmbedding:
             ``check_gradients=False``), or a learning rate is not a number >= 0. Nothing is changed,
             and the batch still waits.
         UpdateRefusedError
-            If a value of a gradient on a device was not finite. That is tested there, and told by
-            this or a later call of any kind: the update, and those after it, did nothing. The
+            If a value of a gradient on a device was not finite. That is tested there, and raised
+            by this or a later call of any kind: the update, and those after it, did nothing. The
             batches in flight are dropped then, and `step` says how many were applied.
         ShardcoreRuntimeError
             If no training batch was dequeued, an earlier call failed in the background, or the

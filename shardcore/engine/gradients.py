@@ -259,7 +259,7 @@ def read_gradient(
     if array.dtype == dtype:
         cast = array.copy() if keep else array
     else:
-        with np.errstate(over="ignore"):  # told below, with its position
+        with np.errstate(over="ignore"):  # raised below, with its position
             cast = array.astype(dtype)
     if check and not (finite := np.isfinite(cast)).all():
         at = int(np.argmin(finite))

@@ -31,7 +31,7 @@ class Failure:
     Attributes
     ----------
     operation : str
-        What the caller called.
+        The name of the caller's call.
     error : BaseException
     """
 
@@ -49,11 +49,11 @@ class Failure:
 
 
 class Operations(Protocol):
-    """What runs the operations of an engine."""
+    """The runner of an engine's operations."""
 
     @property
     def failure(self) -> Failure | None:
-        """What failed in the background and was not taken yet."""
+        """The failure in the background that was not taken yet."""
 
     @property
     def in_background(self) -> bool:
@@ -165,12 +165,12 @@ class Pipeline:
         self._line = Line()  # the thread must not keep the pipeline itself alive
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
-        # An engine that nobody closed takes its thread with it.
+        # An engine that was not closed takes its thread with it.
         self._end = weakref.finalize(self, self._line.end)
 
     @property
     def failure(self) -> Failure | None:
-        """What failed in the background and was not taken yet."""
+        """The failure in the background that was not taken yet."""
         failure = None if self.of_parent else self._line.failure
         return None if failure is None else Failure(*failure)
 

@@ -35,7 +35,7 @@ class PlannedTable:
     config : TableConfig
         The caller's, untouched.
     spec : TableSpec
-        What a backend is asked for.
+        The table as a backend creates it.
     named : bool
         Whether the caller named it; automatic names mean nothing to another set of tables.
     features : tuple of int

@@ -1,4 +1,4 @@
-"""What is looked up: the configuration of tables and features, and a batch of their ids.
+"""Tables and features: their configuration, and a batch of their ids.
 
 ::
 

@@ -1,4 +1,4 @@
-"""What a table and a feature are: plain records, checked once, when they are made."""
+"""The configuration of tables and features: plain records, checked once, when they are made."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class TableConfig:
     layout : {"div", "mod"}
         Which shard has which row: contiguous ranges, or row modulo shards.
     placement : {"row", "table", "column", "replicated"}
-        What is spread over hosts: rows, nothing (the table is on one host), columns, or nothing
-        (every host has it).
+        The parts that are spread over hosts: rows, none (the table is on one host), columns, or
+        none (every host has it).
     exchange : {"exact", "partial"}
         Whether hosts exchange rows, so that sums have one order everywhere, or partial sums.
 
@@ -129,7 +129,7 @@ class FeatureConfig:
     output_shape : sequence of int >= 0, optional
         Shape of the activations without their last axis. None: that of the batch.
     invalid_ids : {"raise", "drop", "zero", "clip"} or int
-        What becomes of an id outside of the table: an error; left out, its weight too; a row of
+        The policy for an id outside of the table: an error; left out, its weight too; a row of
         zeros, its weight stays; the nearest row; or this row of the table.
     name : str, optional
 

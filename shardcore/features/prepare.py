@@ -1,7 +1,7 @@
 """From what a caller gives for one feature to checked bags over its table.
 
 Here invalid ids meet their policy, sequences are cut and padded, weights take the working dtype and
-every bag gets its divisor. What comes out, a backend may trust: ids and row splits are copies that
+every bag gets its divisor. A backend may trust the result: ids and row splits are copies that
 were checked, which no caller can change.
 """
 
@@ -291,7 +291,7 @@ def _is_plain(array: NDArray[Any]) -> bool:
 
 @lru_cache(maxsize=16)
 def _even_splits(bags: int, width: int) -> NDArray[np.int64]:
-    """Return the row_splits of a dense array, which nobody can write to: many features share it."""
+    """Return the row_splits of a dense array, read-only, as many features share it."""
     return immutable(np.arange(bags + 1, dtype=np.int64) * width)
 
 
@@ -315,7 +315,7 @@ def _finite_divisors(
 ) -> NDArray[Any] | None:
     if weights is None:  # counts of ids, always finite
         return divisors(combiner, row_splits, None, value)
-    with np.errstate(over="ignore"):  # told below, with the bag
+    with np.errstate(over="ignore"):  # raised below, with the bag
         divisor = divisors(combiner, row_splits, weights, value)
     if divisor is not None:
         finite = np.isfinite(divisor)

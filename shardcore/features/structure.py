@@ -34,7 +34,7 @@ _DEEPEST: Final = 100  # containers in containers; one that holds itself has no 
 
 
 def is_feature(value: object) -> bool:
-    """Tell whether `value` is a leaf of a feature configuration."""
+    """Return whether `value` is a leaf of a feature configuration."""
     return isinstance(value, FeatureConfig)
 
 
@@ -47,7 +47,7 @@ def flatten(
     ----------
     structure : nested containers of leaves, or a leaf
     is_leaf : callable
-        Tells a leaf; anything else must be a container.
+        Returns whether a value is a leaf; anything else must be a container.
     what : str
         The structure's name: each path begins with it.
 
@@ -98,7 +98,7 @@ def flatten_like(
     what : str
         The name of `other` in messages, e.g. ``"features"``.
     is_leaf : callable
-        Tells a leaf of the configuration.
+        Returns whether a value is a leaf of the configuration.
 
     Raises
     ------
@@ -143,7 +143,7 @@ def unflatten(structure: Any, leaves: Iterable[Any], is_leaf: IsLeaf = is_featur
     leaves : iterable
         As many as the structure has.
     is_leaf : callable
-        Tells a leaf.
+        Returns whether a value is a leaf.
 
     Raises
     ------

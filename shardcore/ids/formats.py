@@ -1,6 +1,6 @@
 """Every form a feature may come in, turned into one `Ragged`; and its weights, aligned with it.
 
-SciPy and PyArrow are never imported from here: whoever hands us one of their objects has imported
+SciPy and PyArrow are never imported from here: a caller with one of their objects has imported
 them. Torch, JAX and others are read through ``__array__`` or DLPack.
 """
 
@@ -31,7 +31,7 @@ _FORMS: Final = (
     "sc.Ragged, sc.Sparse, a dense array, a tuple (values, row_splits), a list of bags, "
     "a scipy.sparse array or a pyarrow list array"
 )
-_PADDED_FORMATS: Final = ("bsr", "dia")  # they store zeros that nobody put there
+_PADDED_FORMATS: Final = ("bsr", "dia")  # they store zeros of their own
 
 
 def as_ragged(leaf: Any, path: str) -> tuple[Ragged, tuple[int, ...]]:
@@ -150,7 +150,7 @@ def as_weights(
         _check_finite(weights)
         if dtype is None or weights.dtype == dtype:
             return weights
-        with np.errstate(over="ignore"):  # told below, with its position
+        with np.errstate(over="ignore"):  # raised below, with its position
             cast = weights.astype(dtype)
         fits = np.isfinite(cast)
         if not fits.all():

@@ -106,7 +106,7 @@ def _references(blocks: list[NDArray[np.uint8]]) -> list[int]:
 
 
 def immutable(array: NDArray[Any]) -> NDArray[Any]:
-    """Return a copy of an array that nobody can make writable.
+    """Return a copy of an array that cannot be made writable.
 
     Examples
     --------

@@ -28,7 +28,7 @@ def check_row_splits(
 ) -> NDArray[np.int64]:
     """Copy `row_splits` as int64 and check that the copy divides `num_values` values into bags.
 
-    What the caller's array holds afterwards does not matter.
+    Later changes of the caller's array do not matter.
 
     Parameters
     ----------

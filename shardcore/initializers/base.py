@@ -1,4 +1,4 @@
-"""What all initializers share: the protocol, seeds, and the checks of arguments and of values."""
+"""The protocol of initializers, seeds, and the checks of arguments and values."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Array: TypeAlias = NDArray[Any]
 
 
 class Initializer(Protocol):
-    """What is called for the initial values of rows."""
+    """A callable that returns the initial values of rows."""
 
     def __call__(
         self,

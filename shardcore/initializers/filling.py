@@ -218,7 +218,7 @@ def as_block(
     rows : int64 (n,)
         Global row ids, for messages.
     who : str
-        What gave them, for messages.
+        The name of what gave them, for messages.
 
     Raises
     ------

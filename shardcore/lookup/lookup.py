@@ -215,7 +215,7 @@ def safe_embedding_lookup_sparse(
 
 
 def as_row_store(params: Any, partition_strategy: str | None) -> RowStore:
-    """Return the rows of `params` as a store, its layout as told or as the variable carries it."""
+    """Return the rows of `params` as a store, in the layout given or the variable's own."""
     if partition_strategy not in (None, "div", "mod"):
         raise ShardcoreValueError(
             f'partition_strategy must be None, "div" or "mod", got {partition_strategy!r}'

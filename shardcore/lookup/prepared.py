@@ -1,6 +1,6 @@
 """The short way for serving: one table, everything decided beforehand, a call that only checks.
 
-For small batches the call itself is the cost, not the rows. What can be known from the table alone
+For small batches the call itself is the cost, not the rows. All that follows from the table alone
 (the compiled body, the bytes it reads, the types it computes in) is therefore looked up once; a
 call checks its ids and row splits, as every lookup does, and goes straight to the kernel.
 """
@@ -179,7 +179,7 @@ class PreparedLookup:
         return result if len(self.shape) == 2 else result.reshape(bags, *self.shape[1:])
 
     def _is_plain_weights(self, weights: NDArray[Any], size: int) -> bool:
-        """Tell whether a kernel can read an array of weights where it lies."""
+        """Return whether a kernel can read an array of weights where it lies."""
         return (
             weights.dtype is self.dtype
             and weights.shape == (size,)
@@ -212,7 +212,7 @@ class PreparedLookup:
 def prepare_lookup(params: Any, combiner: str = "sum") -> PreparedLookup:
     """Return a lookup in one table that costs as little per call as can be.
 
-    What it returns is called as ``lookup(values, row_splits, weights=None, out=None)`` and gives,
+    The result is called as ``lookup(values, row_splits, weights=None, out=None)`` and gives,
     to the last bit, what an engine gives for these bags. Every call checks ids and row splits.
 
     Parameters

@@ -124,7 +124,7 @@ def combine_bags(
     bags : FeatureBags
     out : ndarray of the working dtype, shape (bags, elements of a row), C-contiguous
     as_seen : callable, optional
-        What a lookup makes of rows, (n, elements of a row), before they are combined.
+        Applied to rows, (n, elements of a row), before they are combined.
 
     Examples
     --------

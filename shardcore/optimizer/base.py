@@ -1,21 +1,21 @@
 """The contract of an optimizer: two pure functions over blocks of rows, optionally one in C.
 
-What an optimizer is
---------------------
+Optimizers
+----------
 An optimizer is a frozen dataclass, which deriving from `Optimizer` makes of a class: its fields are
 its parameters, nothing else is hidden in it. It holds no state of a table. The state lives beside
 the table's rows, in *slots* that it declares: one `SlotSpec` per slot, ``"element"`` for a value
 per weight or ``"row"`` for one value per row.
 
-What slots start from
+First values of slots
 ---------------------
 A `SlotSpec` says it: a number, an array of the slot's full shape, or an initializer. Where that is
 not enough, a class overrides `Optimizer.init`: it is then called with the rows' initial values, in
 blocks of any size, in the working dtype, when a table is created; and with the restored rows when a
-checkpoint is restored with ``slots="reset"``. What it returns is stored in each slot's dtype.
+checkpoint is restored with ``slots="reset"``. Its result is stored in each slot's dtype.
 
-What happens on a batch
------------------------
+Updates by a batch
+------------------
 The engine sums the gradients of all occurrences of a row, over all features of a table, and hands
 over each touched row once, in blocks of any size. For a block of n rows of dim columns
 
@@ -134,7 +134,7 @@ __all__ = ["Optimizer"]
 
 
 def _is_same(value: object, usual: object) -> bool:
-    """Tell whether a parameter is its default, for values that compare to a bool."""
+    """Return whether a parameter is its default, for values that compare to a bool."""
     return value is usual or (
         type(value) is type(usual) and isinstance(value, int | float | str) and value == usual
     )
@@ -317,7 +317,7 @@ class Optimizer(metaclass=OptimizerMeta):
         step: int,
         row_ids: Any,
     ) -> tuple[Any, Mapping[str, Any]]:
-        """Return the new rows and slots of a block; the arguments are told in the module's text.
+        """Return the new rows and slots of a block; the module's text describes the arguments.
 
         Parameters
         ----------

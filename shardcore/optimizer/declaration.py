@@ -1,4 +1,4 @@
-"""What the statement ``class Mine(Optimizer)`` does: it makes a frozen dataclass, and checks it."""
+"""The statement ``class Mine(Optimizer)``: it makes a frozen dataclass, and checks it."""
 
 from __future__ import annotations
 

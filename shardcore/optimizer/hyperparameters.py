@@ -28,7 +28,7 @@ _FLOAT32_MAX: Final = float(np.finfo(np.float32).max)
 
 
 def is_number(value: object) -> bool:
-    """Tell whether `value` is a real number; schedules of array libraries return 0-d arrays."""
+    """Return whether `value` is a real number; schedules of array libraries return 0-d arrays."""
     if isinstance(value, bool | np.bool_):
         return False
     kind = getattr(getattr(value, "dtype", None), "kind", None)
@@ -76,7 +76,7 @@ def check_hyper_parameter(
     Parameters
     ----------
     value : number
-        What the user gave. It must be finite in float32, the type most tables work in.
+        As the user gave it. It must be finite in float32, the type most tables work in.
     argument : str
         The name of the user's argument.
     at_least, above : float, optional
@@ -147,7 +147,7 @@ or a zero-argument callable, got -1
         inspect.signature(value).bind()
     except TypeError as error:
         raise ShardcoreTypeError(f"{rule}, got {callable_name(value)}: {error}") from error
-    except ValueError:  # some built-in callables have no signature; calling them will tell
+    except ValueError:  # some built-in callables have no signature; calling them shows
         pass
     return value
 

@@ -1,4 +1,4 @@
-"""What the slots of a table begin with: the one place that every backend asks.
+"""The first values of a table's slots, the same on every backend.
 
 An optimizer's slots begin as they are declared, each from a number, an array or an initializer
 (`SlotSpec.fill`); or, where the optimizer's class has an `init` of its own, from what that returns

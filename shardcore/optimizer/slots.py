@@ -1,4 +1,4 @@
-"""What an optimizer keeps beside the rows of a table, and the values it begins with."""
+"""Slots: the state of an optimizer beside the rows of a table, and its first values."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class SlotSpec:
         table: float64 for float64 tables, else float32. `Optimizer.update` gets and returns it in
         the working dtype always.
     fill : float, array or initializer, default 0.0
-        What it starts from: a number, an array of the slot's full shape, which is not copied, or a
+        The first values: a number, an array of the slot's full shape, which is not copied, or a
         callable ``init(rows, row_shape, dtype, seed)`` as tables have it, see
         `shardcore.initializers`. The callable is asked in blocks of rows, with the slot's storage
         dtype, and a seed that is the slot's own. Kept as a float or a callable.

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from shardcore.planning.id_distribution import IdLaw
+from shardcore.planning.id_distribution import IdDistribution
 from shardcore.planning.model_file import Model, ModelTable, example_model, load_model
 
-__all__ = ["Model", "ModelTable", "example_model", "load_model", "IdLaw"]
+__all__ = ["Model", "ModelTable", "example_model", "load_model", "IdDistribution"]

@@ -1,4 +1,4 @@
-"""How often a batch names the rows of a table: the laws that made-up ids follow.
+"""How often a batch names the rows of a table: the distributions of made-up ids.
 
 Ids of "zipf:s" follow a power law with exponent s over all rows of a table (a continuous one,
 rounded down). Those of "reuse:year" are used as often, within a batch, as the ids of Meta's public
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
 
-__all__ = ["IdLaw"]
+__all__ = ["IdDistribution"]
 
 # Share of lookups on rows that a batch names up to 1, 2, 4, … 32,768, and 65,536 times.
 _REUSE: Final[Mapping[str, tuple[float, ...]]] = {
@@ -32,7 +32,7 @@ _LAWS: Final = "'uniform', 'zipf:<exponent>', 'reuse:2021' or 'reuse:2022'"
 
 
 @dataclass(frozen=True)
-class IdLaw:
+class IdDistribution:
     """How often rows are named.
 
     Parameters
@@ -47,7 +47,7 @@ class IdLaw:
 
     Examples
     --------
-    >>> ids = IdLaw("zipf:1.2").draw(np.random.default_rng(0), 1000, rows=10**6)
+    >>> ids = IdDistribution("zipf:1.2").draw(np.random.default_rng(0), 1000, rows=10**6)
     >>> ids.dtype, np.unique(ids).size < 700
     (dtype('int64'), True)
     """

@@ -18,7 +18,7 @@
     exchange = "exact"
     optimizer = "Adagrad"       # that of the model
 
-What "ids" may be is told in `shardcore.planning.id_distribution`.
+The values of "ids" are those of `shardcore.planning.id_distribution`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from shardcore.errors import (
 from shardcore.features.config import TableConfig
 from shardcore.initializers.constants import Zeros
 from shardcore.optimizer.base import Optimizer
-from shardcore.planning.id_distribution import IdLaw
+from shardcore.planning.id_distribution import IdDistribution
 from shardcore.plugins.registry import get_optimizer
 from shardcore.validation.shapes import as_count
 
@@ -76,12 +76,12 @@ class Model:
     batch : int
         Samples of a step, over all hosts or devices.
     tables : tuple of ModelTable
-    ids : IdLaw
+    ids : IdDistribution
     """
 
     batch: int
     tables: tuple[ModelTable, ...]
-    ids: IdLaw
+    ids: IdDistribution
 
 
 def example_model() -> Path:
@@ -137,7 +137,7 @@ def load_model(path: str | Path, overrides: Mapping[str, Any] | None = None) -> 
         _check_keys(described, _MODEL_KEYS, ("batch",))
         optimizer = _made(described.get("optimizer", "Adagrad"))
         batch = as_count(described["batch"], "batch")
-        ids = IdLaw(described.get("ids", "zipf:1.05"))
+        ids = IdDistribution(described.get("ids", "zipf:1.05"))
         read = []
         for at, table in enumerate(tables):
             try:

@@ -141,7 +141,7 @@ class CommandSpec:
     name : str
         Lower-case letters, digits and dashes, starting with a letter; what users type.
     help : str
-        What it does, for the list of commands.
+        A description for the list of commands.
     module : str
         A module with ``add_arguments(parser)`` and ``run(arguments)``, imported only when the
         command line names the command. `run` returns the exit code, or None for 0; errors of
@@ -171,7 +171,7 @@ class CommandSpec:
 
 
 class Hooks:
-    """What a plugin can implement."""
+    """The hooks that a plugin can implement."""
 
     @hookspec
     def shardcore_backends(self) -> Iterable[BackendSpec]:

@@ -6,7 +6,7 @@ A plugin is known as ``distribution:entry``, never by its entry's name alone, wh
 
 Three things can go wrong with a name, and they are three errors: it is *unknown* (no plugin
 provides it), *broken* (its plugin cannot be loaded) or *unavailable* (it cannot run here). A name
-that two plugins provide is an error too. Asking for such a name raises; listing only tells.
+that two plugins provide is an error too. Asking for such a name raises; listing only shows it.
 
 Two environment variables are read at first use. ``SHARDCORE_PLUGINS=""`` loads only the plugins
 that come with shardcore, ``SHARDCORE_STRICT_PLUGINS=1`` raises the first failure instead of
@@ -61,7 +61,7 @@ _Spec = TypeVar("_Spec", BackendSpec, OptimizerSpec, CommandSpec)
 
 @dataclass(frozen=True)
 class BackendInfo:
-    """What is known of a backend without making it.
+    """A backend as its plugin describes it, without making it.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ class BackendInfo:
     provider : str
         The plugin, ``distribution:entry``; several joined by " and " if they conflict.
     capabilities : Capabilities or None
-        What tables it can have, if its plugin says so.
+        The tables it can have, if its plugin declares them.
     """
 
     available: bool
@@ -428,7 +428,7 @@ def _check_options(name: str, factory: Callable[..., Any], options: Mapping[str,
     """Refuse options that the factory does not take, before it does anything."""
     try:
         signature = inspect.signature(factory)
-    except ValueError:  # some built-in callables have none; calling them will tell
+    except ValueError:  # some built-in callables have none; calling them shows
         return
     try:
         signature.bind(**options)

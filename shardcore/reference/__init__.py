@@ -1,4 +1,4 @@
-"""What the kernels mean: readable NumPy twins, obvious and slow, exact to the last bit.
+"""Readable NumPy twins of the kernels: obvious, slow, exact to the last bit.
 
 ::
 
@@ -7,7 +7,7 @@
     rows         combine, accumulate, update, scatter; gradients of weights
     random       initial values
 
-A twin has the name and the arguments of the face whose meaning it tells, less those that say where
+A twin has the name and the arguments of the face it mirrors, less those that say where
 to write (``out``) or how to complain (``argument``): twins trust what they are given. Every sum is
 taken element by element in the order that the contract defines, so equality is `==`, never "close".
 """
@@ -36,11 +36,11 @@ from shardcore.reference.rows import (
     occurrence_gains,
     put_rows,
     reciprocals,
-    round_by_chance,
     row_dots,
     scatter_rows,
     segment_reduce,
     sort_occurrences,
+    stochastic_round,
     update_rows,
     weight_gradients,
     widened,
@@ -60,7 +60,7 @@ __all__ = [
     "partition",
     "put_rows",
     "reciprocals",
-    "round_by_chance",
+    "stochastic_round",
     "row_dots",
     "row_ids_from_row_splits",
     "row_splits_from_lengths",

@@ -1,4 +1,4 @@
-"""Twins of `shardcore.sharding.layout`: which shard has which row, told with Python's own integers.
+"""Twins of `shardcore.sharding.layout`: which shard has which row, in Python's own integers.
 
 And of `shardcore.ids.own_arrays`: which ids are rows at all.
 """

@@ -1,7 +1,7 @@
 """Twins of the faces in `shardcore.store`: everything that reads or writes rows.
 
 All arithmetic is NumPy's on arrays of the working dtype, a row at a time: one multiplication, one
-addition, each rounded, in the order of the contract. What overflows or has no value becomes inf or
+addition, each rounded, in the order of the contract. Overflows and undefined results become inf or
 NaN without a warning, as in the kernels.
 """
 
@@ -18,7 +18,7 @@ from shardcore.dtypes import working_dtype
 from shardcore.reference.offsets import row_ids_from_row_splits
 from shardcore.reference.random import uniform_bits
 from shardcore.store.occurrences import Occurrences
-from shardcore.store.rounding import rounds_by_chance, step_seed
+from shardcore.store.rounding import rounds_stochastically, step_seed
 from shardcore.store.row_update import RowUpdate
 
 __all__ = [
@@ -26,7 +26,7 @@ __all__ = [
     "divisors",
     "gather_rows",
     "narrowed",
-    "round_by_chance",
+    "stochastic_round",
     "occurrence_gains",
     "put_rows",
     "reciprocals",
@@ -46,7 +46,7 @@ RUN_BLOCK: Final = 4096
 # --- one element -----------------------------------------------------------------------------
 
 
-def round_by_chance(
+def stochastic_round(
     values: NDArray[Any], dtype: np.dtype[Any], row_ids: NDArray[np.int64], seed: int
 ) -> NDArray[Any]:
     """Return values rounded to a neighbour in a short dtype: away from 0 as often as it is near.
@@ -56,7 +56,7 @@ def round_by_chance(
 
     Examples
     --------
-    >>> rounded = round_by_chance(np.full((9, 1), 2.0, "float32"), np.dtype("float16"),
+    >>> rounded = stochastic_round(np.full((9, 1), 2.0, "float32"), np.dtype("float16"),
     ...                              np.arange(9), seed=0)
     >>> np.unique(rounded).tolist()
     [2.0]
@@ -366,9 +366,9 @@ def update_rows(rows: NDArray[Any], slots: Mapping[str, NDArray[Any]], update: R
                     gradient, new_row, new_slots, update.hyper, update.step, row_id
                 )
         values = np.asarray(new_row)
-        if rounds_by_chance(optimizer, rows.dtype):
+        if rounds_stochastically(optimizer, rows.dtype):
             now = step_seed(update.seed, update.step)
-            rows[row] = round_by_chance(values, rows.dtype, row_id, now)[0]
+            rows[row] = stochastic_round(values, rows.dtype, row_id, now)[0]
         else:
             rows[row] = narrowed(values, rows.dtype)[0]
         for name, slot in slots.items():

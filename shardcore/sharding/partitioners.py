@@ -123,7 +123,7 @@ class MinSizePartitioner(Partitioner):
     max_shards : int
         1 or more. The default 1 never cuts.
     bytes_per_string : int
-        What an element of a string or object dtype counts, in bytes; 1 or more.
+        Bytes that an element of a string or object dtype counts; 1 or more.
 
     Raises
     ------
@@ -179,7 +179,7 @@ class MaxSizePartitioner(Partitioner):
     max_shards : int, optional
         1 or more; None: any number.
     bytes_per_string : int
-        What an element of a string or object dtype counts, in bytes; 1 or more.
+        Bytes that an element of a string or object dtype counts; 1 or more.
 
     Raises
     ------
@@ -242,7 +242,7 @@ class _AlongAxis(Partitioner):
 
 
 def fixed_size_partitioner(num_shards: int, axis: int = 0) -> Partitioner:
-    """Return a `FixedShardsPartitioner` that cuts along `axis` unless told otherwise.
+    """Return a `FixedShardsPartitioner` that cuts along `axis` unless the call names another.
 
     Parameters
     ----------
@@ -275,7 +275,7 @@ def min_max_variable_partitioner(
     min_slice_size: int = 256 << 10,
     bytes_per_string_element: int = 16,
 ) -> Partitioner:
-    """Return a `MinSizePartitioner` that cuts along `axis` unless told otherwise.
+    """Return a `MinSizePartitioner` that cuts along `axis` unless the call names another.
 
     Parameters
     ----------
@@ -286,7 +286,7 @@ def min_max_variable_partitioner(
     min_slice_size : int
         Bytes, 1 or more; 256 KiB by default.
     bytes_per_string_element : int
-        What an element of a string or object dtype counts, in bytes; 1 or more.
+        Bytes that an element of a string or object dtype counts; 1 or more.
 
     Returns
     -------
@@ -317,7 +317,7 @@ def variable_axis_size_partitioner(
     bytes_per_string_element: int = 16,
     max_shards: int | None = None,
 ) -> Partitioner:
-    """Return a `MaxSizePartitioner` that cuts along `axis` unless told otherwise.
+    """Return a `MaxSizePartitioner` that cuts along `axis` unless the call names another.
 
     Parameters
     ----------
@@ -326,7 +326,7 @@ def variable_axis_size_partitioner(
     axis : int
         A negative one counts from the end.
     bytes_per_string_element : int
-        What an element of a string or object dtype counts, in bytes; 1 or more.
+        Bytes that an element of a string or object dtype counts; 1 or more.
     max_shards : int, optional
         1 or more; None: any number.
 

@@ -27,7 +27,7 @@ from shardcore.store.instruction_set import best_module
 from shardcore.store.lock import Mutex, ReadWriteLock, calling_thread
 from shardcore.store.memory import aligned_zeros
 from shardcore.store.occurrences import Occurrences, every_row, sort_occurrences
-from shardcore.store.rounding import rounds_by_chance, step_seed
+from shardcore.store.rounding import rounds_stochastically, step_seed
 from shardcore.store.row_update import RowUpdate
 from shardcore.store.segment_reduce import (
     divisors,
@@ -55,7 +55,7 @@ __all__ = [
     "reciprocals",
     "reduce_bags",
     "row_dots",
-    "rounds_by_chance",
+    "rounds_stochastically",
     "sort_occurrences",
     "step_seed",
     "uninterrupted",

@@ -38,7 +38,7 @@ class Occurrences:
     sources : ndarray of int32, shape (n,)
         Positions in the list of gradients.
     gains : ndarray of the working dtype, shape (n,), or None
-        What each gradient is multiplied by; None means 1.
+        The factor of each gradient; None means 1.
     """
 
     rows: NDArray[np.int64]

@@ -17,7 +17,7 @@ from shardcore._core import random as _kernel
 from shardcore.optimizer.base import Optimizer
 from shardcore.store.row_update import RowUpdate
 
-__all__ = ["narrowed", "round_by_chance", "rounds_by_chance", "step_seed"]
+__all__ = ["narrowed", "stochastic_round", "rounds_stochastically", "step_seed"]
 
 
 def step_seed(seed: int, step: int) -> int:
@@ -32,12 +32,12 @@ def step_seed(seed: int, step: int) -> int:
     return int.from_bytes(digest, "little")
 
 
-def rounds_by_chance(optimizer: Optimizer, dtype: np.dtype[Any]) -> bool:
-    """Tell whether rows of a table of `dtype` are rounded back by chance."""
+def rounds_stochastically(optimizer: Optimizer, dtype: np.dtype[Any]) -> bool:
+    """Return whether rows of a table of `dtype` are rounded back by chance."""
     return optimizer.rounds_stochastically and dtype.itemsize == 2
 
 
-def round_by_chance(
+def stochastic_round(
     values: NDArray[np.float32], dtype: np.dtype[Any], row_ids: NDArray[np.int64], seed: int
 ) -> NDArray[Any]:
     """Round each value to one of its two neighbours, so that the mean is right.
@@ -60,7 +60,7 @@ def round_by_chance(
     Examples
     --------
     >>> third = np.full((3000, 1), 1 + 2.0**-10 / 3, np.float32)
-    >>> rounded = round_by_chance(third, np.dtype("float16"), np.arange(3000), seed=5)
+    >>> rounded = stochastic_round(third, np.dtype("float16"), np.arange(3000), seed=5)
     >>> np.unique(rounded).tolist(), round(float(rounded.astype(float).mean() - 1) * 2**10, 1)
     ([1.0, 1.0009765625], 0.3)
     """
@@ -72,7 +72,7 @@ def round_by_chance(
     with np.errstate(over="ignore"):
         nearest = values.astype(dtype).view(np.uint16)
     if dtype.name == "bfloat16":
-        by_chance = (bits + (chance >> np.uint32(16))) >> np.uint32(16)
+        stochastic = (bits + (chance >> np.uint32(16))) >> np.uint32(16)
         finite = magnitude < 0x7F7F0000
     else:
         sign = bits >> np.uint32(16) & np.uint32(0x8000)
@@ -81,9 +81,9 @@ def round_by_chance(
         scaled = np.where(small, abs(values), 0) * np.float32(2.0**24)  # in units of 2**-24
         whole = scaled.astype(np.uint32)
         up = scaled - whole.astype(np.float32) > (chance >> np.uint32(8)) * np.float32(2.0**-24)
-        by_chance = sign | np.where(small, whole + up, normal)
+        stochastic = sign | np.where(small, whole + up, normal)
         finite = magnitude < 0x477FE000
-    rounded: NDArray[Any] = np.where(finite, by_chance.astype(np.uint16), nearest).view(dtype)
+    rounded: NDArray[Any] = np.where(finite, stochastic.astype(np.uint16), nearest).view(dtype)
     return rounded
 
 
@@ -109,7 +109,7 @@ def narrowed(values: Any, dtype: np.dtype[Any], update: RowUpdate) -> NDArray[An
     array([[0.3333]], dtype=float16)
     """
     array = np.asarray(values)
-    if rounds_by_chance(update.optimizer, dtype):
-        return round_by_chance(array, dtype, update.row_ids, step_seed(update.seed, update.step))
+    if rounds_stochastically(update.optimizer, dtype):
+        return stochastic_round(array, dtype, update.row_ids, step_seed(update.seed, update.step))
     with np.errstate(over="ignore"):
         return array.astype(dtype, copy=False)

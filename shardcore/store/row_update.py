@@ -1,4 +1,4 @@
-"""What a batch does to rows: one record, which everything that updates rows is given."""
+"""The update of rows by a batch: one record, given to everything that updates rows."""
 
 from __future__ import annotations
 

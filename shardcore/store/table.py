@@ -105,7 +105,7 @@ class StoreTable:
     def stage(self, update: RowUpdate) -> Callable[[], None]:
         """Prepare an update of the rows of a batch with the table's optimizer, and return it.
 
-        What is returned changes the rows when it is called, without a lookup in between; the caller
+        The function changes the rows when it is called, without a lookup in between; the caller
         sees to it that nothing else changes them before.
         """
         assert self._optimizer is not None, "the engine trains tables with an optimizer only"

@@ -1,6 +1,6 @@
 """How many threads the kernels use, and how work is cut over them.
 
-Kernels release the GIL and own no threads; whoever has work for several cores cuts it into numbered
+Kernels release the GIL and own no threads; callers with work for several cores cut it into numbered
 tasks and calls `run`. The caller works too, so n threads are n - 1 of the process's one pool and
 the caller. The pool itself is compiled: `shardcore.store.work`.
 

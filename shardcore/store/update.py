@@ -20,7 +20,7 @@ from shardcore.optimizer.compiled import UpdateFunction
 from shardcore.store import threads
 from shardcore.store.instruction_set import best_module
 from shardcore.store.occurrences import Occurrences
-from shardcore.store.rounding import narrowed, rounds_by_chance, step_seed
+from shardcore.store.rounding import narrowed, rounds_stochastically, step_seed
 from shardcore.store.row_update import RowUpdate
 from shardcore.store.scatter import gather_rows, put_rows
 from shardcore.store.segment_reduce import TYPE_NAMES
@@ -134,7 +134,7 @@ def updated(
 
 
 def reads_slots(slots: Mapping[str, NDArray[Any]]) -> bool:
-    """Tell whether the kernel can convert slots to the working dtype: all dtypes that rows have."""
+    """Return whether the kernel can convert slots to the working dtype, as it can rows."""
     return all(slot.dtype.isnative and slot.dtype.name in KIND_OF for slot in slots.values())
 
 
@@ -144,7 +144,7 @@ def stage_update(
     """Prepare the update of every row of a batch, and of its slots, and return what makes it.
 
     Each row is updated once, by its summed gradient; or once per occurrence, with an optimizer that
-    does not accumulate. Rows of a short dtype are rounded back once. Whatever Python computes, and
+    does not accumulate. Rows of a short dtype are rounded back once. All that Python computes, and
     can fail, happens here; what is returned only runs kernels.
 
     Parameters
@@ -221,8 +221,8 @@ def _compiled_update(
     values, pointers = _kernel.update_room(rows.shape[1], len(arrays), converted)
     scratch = [(np.empty(values, value), np.empty(pointers, np.int64)) for _ in pieces]
     address, hyper = function.address_for(value), np.array(update.hyper, np.float64)
-    by_chance = rounds_by_chance(update.optimizer, rows.dtype)
-    seed = step_seed(update.seed, update.step) if by_chance else 0
+    stochastic = rounds_stochastically(update.optimizer, rows.dtype)
+    seed = step_seed(update.seed, update.step) if stochastic else 0
     occurrences, row_ids = update.occurrences, update.row_ids
 
     def run(number: int) -> None:
@@ -244,7 +244,7 @@ def _compiled_update(
             hyper,
             update.step,
             not update.optimizer.accumulate,
-            by_chance,
+            stochastic,
             seed,
             *scratch[number],
         )

@@ -51,7 +51,7 @@ from __future__ import annotations
 from shardcore.errors import UnavailableError
 
 try:
-    import hypothesis  # noqa: F401  # asked for here, so that its absence is told at once
+    import hypothesis  # noqa: F401  # imported here, so that its absence is raised at once
     import pytest
 except ImportError as error:
     raise UnavailableError(

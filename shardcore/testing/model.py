@@ -16,7 +16,7 @@ from shardcore.backend.base import Backend
 from shardcore.backend.messages import FeatureBags, TableBatch, TableSpec, TableUpdate
 from shardcore.dtypes import working_dtype
 from shardcore.optimizer.slot_values import initial_slots
-from shardcore.reference import round_by_chance
+from shardcore.reference import stochastic_round
 from shardcore.store.rounding import step_seed
 
 __all__ = ["ModelBackend"]
@@ -31,7 +31,7 @@ class ModelBackend(Backend):
     Attributes
     ----------
     arrays : dict of (table, slot name or None for the weights) -> ndarray
-        What is stored, rows in the order of the whole table.
+        The stored rows, in the order of the whole table.
 
     Examples
     --------
@@ -176,7 +176,7 @@ class ModelBackend(Backend):
         values = np.asarray(new_rows)
         if optimizer.rounds_stochastically and spec.dtype.name in ("float16", "bfloat16"):
             seed = step_seed(spec.seed, update.step)
-            stored = round_by_chance(values, spec.dtype, rows, seed)
+            stored = stochastic_round(values, spec.dtype, rows, seed)
         else:
             stored = values.astype(spec.dtype)
         changes: list[tuple[str, str | None, NDArray[np.int64], NDArray[Any]]] = [

@@ -42,7 +42,7 @@ Slots = dict[str, NDArray[Any]]
 
 
 class OptimizerConformance:
-    """What every optimizer must do, as tests; the contract in words is `shardcore.optimizer`.
+    """The contract of optimizers as tests; in words it is `shardcore.optimizer.base`.
 
     Subclass it as ``TestSomething`` and override one fixture:
 
@@ -143,7 +143,7 @@ class OptimizerConformance:
         assert [type(value) for value in hyper] == [float] * len(optimizer.hyper_names)
 
     def test_parameters_are_checked(self, optimizer: Optimizer) -> None:
-        """What is no finite number is refused at construction, with a message that names it."""
+        """A parameter that is no finite number is refused at construction, by name."""
         numbers = _numbers(optimizer)
         if not numbers:
             pytest.skip("the optimizer has no numbers for parameters")
@@ -483,7 +483,7 @@ class OptimizerConformance:
 
 
 class _Guarded:
-    """Copies of rows and slots between two rows of guards that nobody may write to."""
+    """Copies of rows and slots between two rows of guards, which must stay as they are."""
 
     GUARD = 12345.0
 

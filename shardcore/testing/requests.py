@@ -1,4 +1,4 @@
-"""What a backend is tried with: table specs, bags and gradients out of a seed, and two optimizers.
+"""Requests for a backend under test: specs, bags and gradients from a seed, and two optimizers.
 
 The arrays are read-only, as those of a caller may be.
 """
@@ -26,7 +26,7 @@ __all__ = ["Probe", "Refusing", "gradient_of", "joined", "make_bags", "make_spec
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Probe(Optimizer):
-    """An optimizer whose result tells everything it was given: hyper, step, row ids and slots.
+    """An optimizer whose result depends on all it was given: hyper, step, row ids and slots.
 
     Three slots, one per weight, one per row, one in a dtype of its own.
     """
@@ -84,7 +84,7 @@ class Refusing(Optimizer):
 
 
 def read_only(array: NDArray[Any]) -> NDArray[Any]:
-    """Return the array, which nobody may write to from now on."""
+    """Make an array read-only and return it."""
     array.flags.writeable = False
     return array
 

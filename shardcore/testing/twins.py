@@ -102,7 +102,7 @@ class Twins:
         now = self.backend.specs[table]
         for field in fields(before):
             wanted = seed if field.name == "seed" else getattr(before, field.name)
-            assert getattr(now, field.name) == wanted, f"specs must have the {field.name} as told"
+            assert getattr(now, field.name) == wanted, f"specs must have the {field.name} as given"
         self.model.specs[table] = now  # a spec is equal only to itself
         self.check_storage()
 

@@ -40,7 +40,7 @@ def as_integer(value: object, argument: str, rule: str = "must be an integer") -
     argument : str
         Its name, for the message.
     rule : str
-        What it must be, for the message.
+        The rule, for the message.
 
     Raises
     ------
@@ -187,7 +187,7 @@ def check_addressable(shape: tuple[int, ...], dtype: np.dtype[Any], what: str) -
     shape : tuple of int
     dtype : numpy.dtype
     what : str
-        What it is, for the message.
+        The name of the array, for the message.
 
     Raises
     ------

@@ -92,7 +92,7 @@ def row_numbers(
     argument : str
         The caller's argument, for the message.
     where : str
-        What has `num_rows` places, for the message.
+        The name of the axis of `num_rows` places, for the message.
 
     Raises
     ------

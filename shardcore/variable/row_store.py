@@ -1,4 +1,4 @@
-"""What a sharded variable stands on: rows that can be gathered, scattered, and read in ranges.
+"""The rows under a sharded variable: gathered, scattered, and read in ranges.
 
 A list of NumPy arrays is such a store, and so is a table of a backend. Row numbers that reach a
 store are int64 and already checked; a store decides only where a row lies.

@@ -43,14 +43,14 @@ VariableCreator: TypeAlias = Callable[[Callable[[], Any]], Any]
 variable_creator: Final[ContextVar[VariableCreator | None]] = ContextVar(
     "shardcore_variable_creator", default=None
 )
-"""What `create_variable` hands its work to, in this thread or task; None: it does it itself."""
+"""The creator that `create_variable` calls in this thread or task; None: it creates itself."""
 
 _DEFAULT_NAME = "ShardedVariable"
 
 
 @dataclass(frozen=True)
 class ShardedVariableSpec:
-    """What two variables share if their shards match: the layout, the row's shape and the dtype.
+    """The layout, row shape and dtype of a variable: equal where shards match.
 
     Attributes
     ----------

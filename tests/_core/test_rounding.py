@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from shardcore import reference
 from shardcore.dtypes import as_dtype
 from shardcore.store.occurrences import sort_occurrences
-from shardcore.store.rounding import narrowed, round_by_chance, step_seed
+from shardcore.store.rounding import narrowed, step_seed, stochastic_round
 from shardcore.store.row_update import RowUpdate
 
 SHORT = ["float16", "bfloat16"]
@@ -40,8 +40,8 @@ def largest(dtype: str) -> float:
 def test_equal_to_the_twin(dtype: str, values: Any, seed: int) -> None:
     rows = np.array([0, 7, 2**40])
     with np.errstate(invalid="ignore"):  # some bit patterns of NaN raise the flag
-        ours = round_by_chance(values, as_dtype(dtype), rows, seed)
-        theirs = reference.round_by_chance(values, as_dtype(dtype), rows, seed)
+        ours = stochastic_round(values, as_dtype(dtype), rows, seed)
+        theirs = reference.stochastic_round(values, as_dtype(dtype), rows, seed)
     number = ~np.isnan(values)
     np.testing.assert_array_equal(ours.view(np.uint16)[number], theirs.view(np.uint16)[number])
     assert np.isnan(ours[~number].astype(np.float32)).all()
@@ -54,7 +54,7 @@ def test_what_fits_stays(dtype: str, bits: Any, seed: int) -> None:
     exact = bits.view(as_dtype(dtype))
     with np.errstate(invalid="ignore"):
         wide = exact.astype(np.float32)
-        rounded = round_by_chance(wide, exact.dtype, np.arange(40), seed)
+        rounded = stochastic_round(wide, exact.dtype, np.arange(40), seed)
     number = ~np.isnan(wide)
     assert rounded.view(np.uint16)[number].tolist() == bits[number].tolist()
 
@@ -66,7 +66,7 @@ def test_what_fits_stays(dtype: str, bits: Any, seed: int) -> None:
 def test_the_mean_is_the_value_and_only_neighbours_occur(dtype: str, value: float) -> None:
     wide = np.full((2000, 100), value, np.float32)
     kind = as_dtype(dtype)
-    rounded = round_by_chance(wide, kind, np.arange(2000), seed=step_seed(3, 4))
+    rounded = stochastic_round(wide, kind, np.arange(2000), seed=step_seed(3, 4))
     found = np.unique(rounded.astype(np.float64))
     exact = float(wide[0, 0])
     if found.size == 1:  # so near to a neighbour that 200,000 draws do not find the other
@@ -90,7 +90,7 @@ def test_beyond_the_range_lies_infinity_as_to_the_nearest(dtype: str) -> None:
     top = largest(dtype)
     values = np.array([[top, -top, np.inf, -np.inf, np.nan, 3.4e38]], np.float32)
     with np.errstate(all="ignore"):
-        rounded = round_by_chance(values, as_dtype(dtype), np.array([5]), 1).astype(np.float32)
+        rounded = stochastic_round(values, as_dtype(dtype), np.array([5]), 1).astype(np.float32)
     np.testing.assert_array_equal(rounded[0], [top, -top, np.inf, -np.inf, np.nan, np.inf])
 
 
@@ -105,6 +105,6 @@ def test_only_short_rows_are_rounded_by_chance() -> None:
     batch = sort_occurrences(ids, np.zeros(2, np.int32), None, 2)
     update = RowUpdate(batch, ids, values, optimizer, (), step=1, seed=0)
     assert narrowed(values, values.dtype, update) is values
-    expected = round_by_chance(values.astype("f4"), as_dtype("float16"), ids, step_seed(0, 1))
+    expected = stochastic_round(values.astype("f4"), as_dtype("float16"), ids, step_seed(0, 1))
     rounded = narrowed(values.astype("f4"), as_dtype("float16"), update)
     assert rounded.tobytes() == expected.tobytes()

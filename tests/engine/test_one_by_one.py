@@ -15,7 +15,7 @@ from shardcore.dtypes import as_dtype, working_dtype
 from shardcore.initializers.base import derived_seed
 from shardcore.optimizer.base import Optimizer
 from shardcore.optimizer.compiled import UpdateFunction, update_prototype
-from shardcore.reference import round_by_chance
+from shardcore.reference import stochastic_round
 from shardcore.store.rounding import step_seed
 
 ROWS, DIM, SEED = 97, 5, 11
@@ -126,6 +126,6 @@ def test_chance_is_that_of_the_number_in_the_whole_table(kind, dtype, engine):
         named = np.unique(ids)
         now = step_seed(derived_seed(SEED, "t"), step)
         exact = after[named].astype(np.float32)
-        expected[named] = round_by_chance(exact, expected.dtype, named, now)
+        expected[named] = stochastic_round(exact, expected.dtype, named, now)
     np.testing.assert_array_equal(found, expected)
     assert (found != after.astype(found.dtype)).any()  # the nearest is not always it

@@ -5,25 +5,25 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shardcore.planning.id_distribution import _REUSE, IdLaw
+from shardcore.planning.id_distribution import _REUSE, IdDistribution
 
 
 @pytest.mark.parametrize("law", ["uniform", "zipf:0", "zipf:1", "zipf:1.2", "reuse:2021"])
 @pytest.mark.parametrize("rows", [1, 2, 7, 10**9])
 def test_ids_are_rows(law, rows):
-    ids = IdLaw(law).draw(np.random.default_rng(0), 1000, rows)
+    ids = IdDistribution(law).draw(np.random.default_rng(0), 1000, rows)
     assert ids.shape == (1000,)
     assert ids.dtype == np.int64
     assert ids.min() >= 0
     assert ids.max() < rows
-    again = IdLaw(law).draw(np.random.default_rng(0), 1000, rows)
+    again = IdDistribution(law).draw(np.random.default_rng(0), 1000, rows)
     np.testing.assert_array_equal(ids, again)
 
 
 @pytest.mark.parametrize("exponent", [0.8, 1.0, 1.3])
 def test_zipf_ids_follow_their_law(exponent):
     rows, count = 1000, 400_000
-    ids = IdLaw(f"zipf:{exponent}").draw(np.random.default_rng(1), count, rows)
+    ids = IdDistribution(f"zipf:{exponent}").draw(np.random.default_rng(1), count, rows)
     shares = np.sort(np.bincount(ids, minlength=rows))[::-1] / count
     edges = np.arange(1, rows + 2, dtype=float)
     power = 1 - exponent
@@ -38,7 +38,7 @@ def test_zipf_ids_follow_their_law(exponent):
 @pytest.mark.parametrize("year", ["2021", "2022"])
 def test_reused_ids_are_named_as_often_as_published(year):
     count = 1 << 20
-    ids = IdLaw(f"reuse:{year}").draw(np.random.default_rng(2), count, 10**9)
+    ids = IdDistribution(f"reuse:{year}").draw(np.random.default_rng(2), count, 10**9)
     times = np.bincount(np.unique(ids, return_inverse=True)[1])
     bins = np.ceil(np.log2(times)).astype(int)
     found = np.bincount(bins, weights=times, minlength=17) / count

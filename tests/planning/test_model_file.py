@@ -14,7 +14,7 @@ from shardcore.errors import (
     ShardcoreValueError,
     UnknownPluginError,
 )
-from shardcore.planning.id_distribution import IdLaw
+from shardcore.planning.id_distribution import IdDistribution
 from shardcore.planning.model_file import example_model, load_model
 
 
@@ -83,7 +83,7 @@ def test_a_model_that_is_not_there(tmp_path):
 def test_what_a_model_says(write):
     text = 'batch = 3\nids = "uniform"\n' + TABLE + 'dtype = "float16"\nplacement = "column"\n'
     model = load_model(write(text + TABLE.replace('"a"', '"b"')), {"batch": 4, "dim": 8})
-    assert (model.batch, model.ids) == (4, IdLaw("uniform"))
+    assert (model.batch, model.ids) == (4, IdDistribution("uniform"))
     first, second = (table.spec for table in model.tables)
     assert (first.dtype, first.placement, first.dim) == (np.float16, "column", 8)
     assert (second.dtype, second.placement, second.exchange) == (np.float32, "row", "exact")

@@ -17,7 +17,7 @@ from shardcore.store import occurrences, scatter, segment_reduce, update
 # Methods of Layout are told by their name only: a twin takes the sizes, a method its layout.
 METHODS = {"locate", "partition", "decompose_slice"}
 # What the kernels do to single elements, which no face shows.
-ELEMENTS = {"widened", "narrowed", "round_by_chance"}
+ELEMENTS = {"widened", "narrowed", "stochastic_round"}
 # Where to write and how to complain is no part of what a kernel means.
 NOT_MEANING = {"out", "argument"}
 

@@ -7,7 +7,7 @@ import pytest
 
 from shardcore.backend.quantization import QuantizationConfig
 from shardcore.dtypes import as_dtype
-from shardcore.store.rounding import round_by_chance, step_seed
+from shardcore.store.rounding import step_seed, stochastic_round
 
 pytest.importorskip("jax")
 
@@ -20,7 +20,7 @@ SHORT = ("float16", "bfloat16")
 
 def on_device(values, dtype, row_ids, columns, seed):
     halves = np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32)
-    rounded = jax.jit(device_rounding.round_by_chance, static_argnums=1)(
+    rounded = jax.jit(device_rounding.stochastic_round, static_argnums=1)(
         values, dtype, row_ids.astype(np.int32), columns.astype(np.int32), halves
     )
     return np.asarray(rounded)
@@ -37,7 +37,7 @@ def test_any_finite_bits_round_as_on_the_host(dtype, seed):
     row_ids = rng.integers(0, 2**31 - 1, 400)
     row_ids[:2] = 0, 2**31 - 2
     ours = on_device(values, as_dtype(dtype), row_ids, np.arange(50), seed)
-    theirs = round_by_chance(values, as_dtype(dtype), row_ids, seed)
+    theirs = stochastic_round(values, as_dtype(dtype), row_ids, seed)
     np.testing.assert_array_equal(ours.view(np.uint16), theirs.view(np.uint16))
 
 
@@ -50,7 +50,7 @@ def test_borders_round_as_on_the_host(dtype):
     values = np.concatenate([positive, -positive])[:, None].repeat(64, 1)
     row_ids = np.arange(len(values))
     ours = on_device(values, as_dtype(dtype), row_ids, np.arange(64), 11)
-    theirs = round_by_chance(values, as_dtype(dtype), row_ids, 11)
+    theirs = stochastic_round(values, as_dtype(dtype), row_ids, 11)
     np.testing.assert_array_equal(ours.view(np.uint16), theirs.view(np.uint16))
 
 

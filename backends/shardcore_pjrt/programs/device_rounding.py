@@ -1,4 +1,4 @@
-"""Stochastic rounding on the device: the bits of `shardcore.store.rounding.round_by_chance`.
+"""Stochastic rounding on the device: the bits of `shardcore.store.rounding.stochastic_round`.
 
 The random numbers are those of ``shardcore._core.random``, whose 64-bit words are pairs of uint32
 here: JAX stays in its 32-bit mode, and accelerators have no 64-bit units anyway. Floats are taken
@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["round_by_chance"]
+__all__ = ["stochastic_round"]
 
 _Word: TypeAlias = tuple[jax.Array, jax.Array]
 """A 64-bit word: its lower and its upper half."""
@@ -87,7 +87,7 @@ def _small_halves(magnitude: jax.Array, chance: jax.Array) -> jax.Array:
     return whole + jnp.where(below <= 24, rest > level, far).astype(jnp.uint32)
 
 
-def round_by_chance(
+def stochastic_round(
     values: jax.Array, dtype: Any, row_ids: jax.Array, columns: jax.Array, seed: jax.Array
 ) -> jax.Array:
     """Round each value to one of its two neighbours, so that the mean is right.
@@ -112,7 +112,7 @@ def round_by_chance(
     Examples
     --------
     >>> third = jnp.full((3000, 1), 1 + 2.0**-10 / 3, jnp.float32)
-    >>> rounded = round_by_chance(
+    >>> rounded = stochastic_round(
     ...     third, "float16", jnp.arange(3000), jnp.arange(1), jnp.array([5, 0], jnp.uint32)
     ... )
     >>> round(float((rounded.astype(jnp.float32).mean() - 1) * 2**10), 1)
@@ -123,13 +123,13 @@ def round_by_chance(
     bits = jax.lax.bitcast_convert_type(values, jnp.uint32)
     magnitude = bits & jnp.uint32(0x7FFFFFFF)
     if kind.name == "bfloat16":
-        by_chance = (bits + (chance >> 16)) >> 16
+        stochastic = (bits + (chance >> 16)) >> 16
         finite = magnitude < 0x7F7F0000
     else:
         normal = (magnitude + (chance >> 19) - jnp.uint32(112 << 23)) >> 13
         small = _small_halves(magnitude, chance)
-        by_chance = bits >> 16 & jnp.uint32(0x8000)
-        by_chance = by_chance | jnp.where(magnitude < 113 << 23, small, normal)
+        stochastic = bits >> 16 & jnp.uint32(0x8000)
+        stochastic = stochastic | jnp.where(magnitude < 113 << 23, small, normal)
         finite = magnitude < 0x477FE000
-    rounded = jax.lax.bitcast_convert_type(by_chance.astype(jnp.uint16), kind)
+    rounded = jax.lax.bitcast_convert_type(stochastic.astype(jnp.uint16), kind)
     return jnp.where(finite, rounded, values.astype(kind))

@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from shardcore.optimizer import Optimizer
-from shardcore.store import rounds_by_chance
+from shardcore.store import rounds_stochastically
 from shardcore_pjrt.mesh.geometry import Geometry
 from shardcore_pjrt.mesh.placed_arrays import AXIS, as_lines, as_rows, bits_of, values_of
 from shardcore_pjrt.programs.blocks import cut, in_blocks
-from shardcore_pjrt.programs.device_rounding import round_by_chance
+from shardcore_pjrt.programs.device_rounding import stochastic_round
 from shardcore_pjrt.programs.summed_gradients import Received
 
 __all__ = ["Batch", "RowUpdate"]
@@ -246,10 +246,10 @@ class RowUpdate:
     def _narrowed(self, rows: jax.Array, row_ids: jax.Array, seed: jax.Array) -> jax.Array:
         """Return the device's columns in the dtype of the table, rounded as the optimizer says."""
         own = self._own(rows)
-        if not rounds_by_chance(self._optimizer, self._dtype):
+        if not rounds_stochastically(self._optimizer, self._dtype):
             return own.astype(self._dtype)
         columns = self._first_column() + jnp.arange(own.shape[1], dtype=jnp.int32)
-        return round_by_chance(own, self._dtype, row_ids, columns, seed)
+        return stochastic_round(own, self._dtype, row_ids, columns, seed)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ class BackendConformance(
     RowTests,
     TableTests,  # pytest runs the last of these first
 ):
-    """What every backend must do, as tests; the contract in words is `shardcore.backend`.
+    """The contract of backends as tests; in words it is `shardcore.backend.base`.
 
     Subclass it as ``TestSomething`` and override two fixtures:
 

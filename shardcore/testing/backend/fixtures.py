@@ -1,4 +1,4 @@
-"""What the chapters of the battery share: fixtures, settings and parameters."""
+"""Fixtures, settings and parameters that the chapters of the battery share."""
 
 from __future__ import annotations
 

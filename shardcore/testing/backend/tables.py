@@ -131,7 +131,7 @@ class TableTests(BackendFixtures):
     def test_tables_are_as_the_capabilities_say(
         self, twins: Twins, rng: np.random.Generator, fields: dict[str, Any]
     ) -> None:
-        """What is declared works; what is not is refused, naming the table and the value."""
+        """Declared tables work; others are refused, naming the table and the value."""
         ((field, value),) = fields.items()
         able = twins.backend.capabilities
         if value == "bfloat16":

@@ -118,7 +118,7 @@ class UpdateTests(BackendFixtures):
             assert_agree(twins.raw("t"), expected, f"rows after step {step}, seed {seed}: rows")
 
     def test_apply_updates_a_row_once_however_often_it_is_named(self, twins: Twins) -> None:
-        """Adagrad tells a summed gradient from gradients applied one by one."""
+        """Adagrad gives other rows for gradients applied one by one than for their sum."""
         optimizer = optimizers.Adagrad(learning_rate=0.1, initial_accumulator_value=1.0)
         spec = make_spec("t", 3, 2, optimizer=optimizer, initializer=Constant(1.0))
         twins.create(spec)

@@ -768,7 +768,7 @@ FAULTS = {
     ),
     "TestKeepsItsSeed": (
         "test_apply_takes_chance_from_the_seed",
-        "specs must have the seed as told",
+        "specs must have the seed as given",
     ),
     "TestTakesTheSeedItWasCreatedWith": (
         "test_apply_takes_chance_from_the_seed",
