@@ -84,13 +84,13 @@ class SimBackend(Backend):
     ----------
     hosts : int, >= 1
     faults : sequence of fault records
-        What goes wrong when; see `shardcore_sim.faults`.
+        The faults to play, and when; see `shardcore_sim.faults`.
     cost : CostModel, optional
-        What the simulated clock counts, and how much memory a host has.
+        The costs that the simulated clock adds up, and the memory of a host.
     retries : int, >= 0
         How often a message that did not arrive is sent again before the call fails.
     timeout : float, >= 0
-        Simulated seconds after which it is.
+        Simulated seconds to wait before it is sent again.
 
     Raises
     ------
@@ -166,7 +166,7 @@ class SimBackend(Backend):
         Raises
         ------
         ShardcoreValueError
-            If a host has not the memory for it.
+            If it does not fit in a host's memory.
         """
         self._changing.run(self._create, spec)
 
@@ -221,7 +221,7 @@ class SimBackend(Backend):
         if restored is not None:
             restored[table, slot][rows] = True
 
-    # --- what breaks, and how it is mended -------------------------------------------------------
+    # --- a broken cluster, and its restore -------------------------------------------------------
 
     def _check_whole(self) -> None:
         if self._broken is not None:
@@ -308,7 +308,7 @@ class SimBackend(Backend):
         if batch.training:
             if placement.update_layout is not placement.lookup_layout:
                 route.found_to_update = _cut(batch, cuts, placement.update_layout)
-            route.merged = self._merge(call, batch, route, (True,) * len(cuts), told=True)
+            route.merged = self._merge(call, batch, route, (True,) * len(cuts), sent=True)
         batch.route = route
         return activations
 
@@ -319,7 +319,7 @@ class SimBackend(Backend):
         return Route(cuts, found, found)
 
     def _route_of(self, batch: TableBatch) -> Route:
-        """Return a batch's route; one that was not looked up as it is gets a new one."""
+        """Return a batch's route; make one for a batch that was not looked up as it is."""
         if batch.route is not None:
             known: Route = batch.route
             return known
@@ -406,16 +406,16 @@ class SimBackend(Backend):
     # --- update ----------------------------------------------------------------------------------
 
     def _merge(
-        self, call: Call, batch: TableBatch, route: Route, active: tuple[bool, ...], told: bool
+        self, call: Call, batch: TableBatch, route: Route, active: tuple[bool, ...], sent: bool
     ) -> list[Occurrences]:
         """Put each updater's occurrences into the global order, and sort them by row.
 
-        What it must be told of the hosts' bags (which row each names, which gradient it will get,
-        with what gain) is sent here, but for what `pool` has told it in the same call.
+        For each occurrence it is sent the row, the place of its gradient and the gain. With `sent`
+        rows and places are left out where `pool` has sent them in the same call.
         """
         placement = self._tables[batch.table]
         value = working_dtype(placement.spec.dtype)
-        known = told and placement.spec.exchange == "partial" and placement.updaters_pool
+        known = sent and placement.spec.exchange == "partial" and placement.updaters_pool
         merged = []
         for updater, shard in placement.updaters:
             rows: list[Any] = []
@@ -447,8 +447,8 @@ class SimBackend(Backend):
     def apply(self, updates: Sequence[TableUpdate]) -> None:
         """Send every owner the gradients of the bags that name its rows, and update them there.
 
-        No host changes a row before all hosts of all tables have received all they need and know
-        their new rows.
+        No host changes a row before all hosts of all tables have received all they need and
+        computed their new rows.
         """
         uninterrupted(self._changing.run, self._apply, updates)
 
@@ -470,7 +470,7 @@ class SimBackend(Backend):
         batch, active, route = update.batch, update.active, self._route_of(update.batch)
         merged = route.merged
         if merged is None or not all(active):
-            merged = self._merge(call, batch, route, active, told=False)
+            merged = self._merge(call, batch, route, active, sent=False)
         gradients = [
             None if gradient is None else scaled(bags, gradient)
             for bags, gradient in zip(batch.features, update.gradients, strict=True)
@@ -537,7 +537,7 @@ class SimBackend(Backend):
                 )
             ]
 
-    # --- what can be seen ------------------------------------------------------------------------
+    # --- reports and counters --------------------------------------------------------------------
 
     def report(self) -> SimReport:
         """Return what was counted since the backend was made."""
@@ -609,14 +609,14 @@ class SimBackend(Backend):
         return counted
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release all tables."""
         self._tables.clear()
         self._host_bytes.clear()
         super().close()
 
 
 def _cut(batch: TableBatch, cuts: list[list[Share]], layout: Layout) -> Found:
-    """Return, per feature, host and shard of a layout, the namings of its rows."""
+    """Return, per feature, host and shard of a layout, the occurrences of its rows."""
 
     def of_feature(bags: FeatureBags, cut: list[Share]) -> list[list[Occurring]]:
         return [occurring(bags, share, layout) for share in cut]
@@ -627,7 +627,7 @@ def _cut(batch: TableBatch, cuts: list[list[Share]], layout: Layout) -> Found:
 def _parts_of(
     route: Route, shard: int, active: tuple[bool, ...]
 ) -> Iterator[tuple[int, Occurring]]:
-    """Yield (host, namings of the shard's rows) in the order (feature, host)."""
+    """Yield (host, occurrences of the shard's rows) in the order (feature, host)."""
     for feature, used in zip(route.found_to_update, active, strict=True):
         if used:
             for host, found in enumerate(feature):

@@ -1,4 +1,4 @@
-"""What a simulated cluster's time is made of: messages, memory, and sorting ids.
+"""The costs that make up a simulated cluster's time: messages, memory, and sorting ids.
 
 A call goes in stages. In a stage every host first computes, then sends and receives; a stage takes
 as long as its slowest host computes, and then as its busiest host sends or receives.
@@ -22,7 +22,7 @@ __all__ = ["CostModel", "as_cost", "calibrate"]
 
 @dataclass(frozen=True)
 class CostModel:
-    """What things cost on a host, in seconds and bytes.
+    """Costs on a host, in seconds and bytes.
 
     Parameters
     ----------
@@ -104,7 +104,7 @@ def calibrate(base: CostModel | None = None, table_bytes: int = 1 << 27) -> Cost
 
     Reading rows of 64 and of 1,024 bytes at random gives the time to begin a row and the bandwidth
     of memory; sorting a batch gives the time per id. Latency and bandwidth of the network, and the
-    memory of a host, are not this machine's to tell: they stay as `base` has them.
+    memory of a host, cannot be measured here: they stay as `base` has them.
 
     Parameters
     ----------

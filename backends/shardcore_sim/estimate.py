@@ -1,8 +1,8 @@
-"""How a model would do on 1 to thousands of hosts, without its tables.
+"""Estimate a step of a model on 1 to thousands of hosts, without its tables.
 
-The ids of one batch are drawn, and what `SimBackend` would send for them is counted: for every host
-if there are few, else for some of them, which stand for the rest. Costs are those of `CostModel`.
-Run it as ``python -m shardcore_sim.simulate``.
+The ids of one batch are drawn, and the messages that `SimBackend` would send for them are counted:
+for every host if there are few, else for some of them, which stand for the rest. Costs are those of
+`CostModel`. Run it as ``python -m shardcore_sim.simulate``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Estimate:
     messages, bytes : int
         Between all hosts.
     busiest_bytes : int
-        What the busiest host sends or receives.
+        Bytes that the busiest host sends or receives.
     row_imbalance : float
         Rows read and updated by the busiest host, over the mean.
     host_bytes : int
@@ -67,7 +67,7 @@ class Estimate:
 
 @dataclass(eq=False)
 class _Stages:
-    """What each host computes, sends and receives in the stages of a call."""
+    """The seconds, messages and bytes of each host in the stages of a call."""
 
     hosts: int
     stages: dict[int, NDArray[np.float64]] = field(default_factory=dict)
@@ -123,7 +123,7 @@ class _Traffic:
 def _between(counts: NDArray[np.int64], sampled: NDArray[np.int64], hosts: int) -> _Traffic:
     """Return the traffic of all hosts from the items that some have for each, (sampled, hosts)."""
     remote = counts.astype(np.float64)
-    remote[np.arange(sampled.size), sampled] = 0  # what a host has for itself is not sent
+    remote[np.arange(sampled.size), sampled] = 0  # a host's own items are not sent
     links = (remote > 0).astype(np.float64)
     if sampled.size == hosts:
         return _Traffic(remote.sum(1), remote.sum(0), links.sum(1), links.sum(0))
@@ -152,7 +152,7 @@ def _to_all(items: NDArray[np.float64], holders: NDArray[np.int64], hosts: int) 
 
 @dataclass(eq=False)
 class _Counts:
-    """What a batch names of one table on a number of hosts, as seen from some of them.
+    """The rows, ids and bags of one table's batch, counted for some of the hosts.
 
     `unique`, `named`, `bags`: distinct rows, ids, and bags that name a row, of each sampled host
     for each shard of a layout; (sampled, shards).
@@ -237,7 +237,7 @@ class _Step:
         return totals
 
     def add(self, table: _Table, layout: Layout) -> None:
-        """Add what one table takes."""
+        """Add the costs of one table."""
         spec, hosts = table.spec, self.hosts
         whole = Layout.div(spec.num_rows, 1)
         homes = table.counts(layout, self.sampled, hosts)
@@ -301,7 +301,7 @@ class _Step:
     def _train(self, table: _Table, homes: _Counts, layout: Layout) -> None:
         spec, hosts = table.spec, self.hosts
         copies = spec.placement == "replicated"
-        told = spec.exchange == "partial" and spec.placement in ("row", "table")
+        sent = spec.exchange == "partial" and spec.placement in ("row", "table")
         if copies:
             everyone = np.arange(hosts)
             named = _to_all(self.all_of(homes.named), everyone, hosts)
@@ -318,7 +318,7 @@ class _Step:
         if spec.optimizer is not None and not spec.optimizer.lazy:
             every = [spec.num_rows] * hosts if copies else layout.shard_sizes
             touched = np.array(every, np.float64)
-        if not told:
+        if not sent:
             self.lookup.send(0, named, _ID)
             self.lookup.send(0, named, _SOURCE)
         self.lookup.work(0, self.cost.id_seconds(1) * updates)
@@ -342,7 +342,7 @@ class _Step:
             self.apply.work(2, read + touched.sum() * width * item * self._per_byte)
 
     def estimate(self, held: NDArray[np.int64]) -> Estimate:
-        """Return what it comes to."""
+        """Return the estimate of the step."""
         stages = [*self.lookup.stages.values(), *self.apply.stages.values()]
         messages, out, into = (sum(stage[row] for stage in stages) for row in (1, 2, 4))
         memory = self.cost.memory

@@ -1,7 +1,7 @@
-"""What crosses between hosts: messages, each an array that one host sends to another, all counted.
+"""Messages between hosts: each an array that one host sends to another, all counted.
 
-Hosts share nothing else. What a host sends to itself is handed over and not counted. A message that
-is lost is sent again after a timeout; one that arrives twice is used once.
+Hosts share nothing else. An array that a host sends to itself is handed over and not counted. A
+message that is lost is sent again after a timeout; one that arrives twice is used once.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ class Exchange:
     hosts : int
     cost : CostModel, optional
     faults : sequence of fault records
-        What `as_faults` returns.
+        As `as_faults` returns them.
     retries : int
         How often a message that was lost is sent again.
     timeout : float
-        Simulated seconds until it is.
+        Simulated seconds to wait before it is sent again.
 
     Attributes
     ----------
     messages, bytes : ndarray of int64, shape (hosts, hosts)
-        What went from host i to host j since the start, lost messages included.
+        Sent from host i to host j since the start, lost messages included.
     by_table : dict of str -> ndarray of int64, shape (2,)
         Messages and bytes on behalf of each table.
     served, updated : dict of str -> ndarray of int64, shape (hosts,)
@@ -95,7 +95,7 @@ class Exchange:
 
     @contextmanager
     def call(self, name: str) -> Iterator[Call]:
-        """Begin a call; what it sends is counted when it ends, however it ends."""
+        """Begin a call; its messages are counted when it ends, however it ends."""
         call = Call(self, name, self._lock.run(self._next))
         try:
             yield call
@@ -163,7 +163,7 @@ class Call:
 
     @property
     def cost(self) -> CostModel:
-        """What things cost."""
+        """The cost model."""
         return self._exchange.cost
 
     @property
@@ -181,7 +181,7 @@ class Call:
         return self._stages[stage]
 
     def work(self, host: int, seconds: float, stage: int = 0) -> None:
-        """Let a host compute for some simulated seconds, before it sends what the stage sends."""
+        """Add simulated seconds that a host computes before it sends the messages of the stage."""
         self._stage(stage)[0, host] += seconds
 
     def serve(self, host: int, table: str, rows: int) -> None:
@@ -225,7 +225,7 @@ class Call:
                 )
 
     def committing(self, host: int, changed: Sequence[int]) -> None:
-        """Say that it is a host's turn to change its rows, after the hosts `changed`.
+        """Begin a host's turn to change its rows, after the hosts `changed`.
 
         Raises
         ------
@@ -242,7 +242,7 @@ class Call:
                 )
 
     def _travel(self, nbytes: int, source: int, target: int, table: str, stage: int) -> None:
-        """Count a message and its repetitions, and what time they take."""
+        """Count a message and its repetitions, and the time they take."""
         link, timeout = (source, target), self._exchange.timeout
         number = self._sent[link]
         self._sent[link] += 1
@@ -259,7 +259,7 @@ class Call:
                 self.events["lost"] += min(fault.times, self._exchange.retries + 1)
                 continue
             self.events["late"] += 1
-            if fault.seconds > timeout:  # by then it was sent again; what comes late is thrown away
+            if fault.seconds > timeout:  # by then it was sent again; the late one is thrown away
                 missed += 1
                 self.events["discarded"] += 1
             else:

@@ -1,4 +1,4 @@
-"""What goes wrong, and when: a script of faults that a simulated cluster plays.
+"""A script of faults that a simulated cluster plays: which ones, and when.
 
 Calls that exchange messages (lookup, apply, weight_dots) are numbered from 0 in the order in which
 they begin, messages from 0 per call and link. The same script gives the same run, every time.
@@ -222,8 +222,8 @@ def as_faults(faults: object, hosts: int) -> tuple[Fault, ...]:
                 )
         if len(named) == 2 and named["source"] == named["target"]:
             raise ShardcoreValueError(
-                f"faults[{at}] must have two different hosts: what host {named['source']} hands to "
-                "itself is no message"
+                f"faults[{at}] must have two different hosts as source and target, "
+                f"got host {named['source']} for both"
             )
     return tuple(faults)
 

@@ -1,4 +1,4 @@
-"""What of a table each host holds, and how the others reach it.
+"""The part of a table that each host holds, and how the others reach it.
 
 * `RowPlacement`: a row is on one host, the layout says on which. A table that is on one host as a
   whole is the same, with a layout that gives all rows to it.
@@ -7,7 +7,7 @@
   updates the row and sends the columns back. Row slots stay at home.
 * `ReplicatedPlacement`: every host has everything, and makes every update.
 
-Nothing is changed by `stage`: it returns what is to be written, where, once every host is ready.
+`stage` changes nothing: it returns the writes that each host makes once all hosts are ready.
 """
 
 from __future__ import annotations
@@ -120,8 +120,7 @@ class Placement(ABC):
     pure_updates : int
         As of `StoreTable`, added up over the hosts.
     lookup_layout, update_layout : Layout
-        How ids are cut for `fetch` and `pool`, and for `stage`: a shard of theirs is asked for at
-        once.
+        How ids are cut for `fetch` and `pool`, and for `stage`; each call is for one shard.
     lock : ReadWriteLock
         Held alone while rows change, so that no lookup sees a row of which one host has changed
         its part.
@@ -148,12 +147,12 @@ class Placement(ABC):
 
     @property
     def updaters(self) -> list[tuple[int, int]]:
-        """(host, shard of the update layout) pairs: who updates what."""
+        """(host, shard of the update layout) pairs: each host updates its shard."""
         return [(host, host) for host in range(self.hosts)]
 
     @property
     def updaters_pool(self) -> bool:
-        """Whether `pool` tells the updating hosts which bags name which of their rows."""
+        """Whether `pool` sends the updating hosts the rows that each bag names."""
         return False
 
     @abstractmethod
@@ -164,7 +163,7 @@ class Placement(ABC):
     def writes(
         self, slot: str | None, rows: NDArray[np.int64], values: NDArray[Any]
     ) -> list[Write]:
-        """Return what overwriting rows means to each host."""
+        """Return the writes on each host that overwrite rows."""
 
     @abstractmethod
     def fetch(self, call: Call, host: int, shard: int, rows: Ints) -> NDArray[Any]:
@@ -250,7 +249,7 @@ class Placement(ABC):
         gradients: NDArray[Any],
         update: TableUpdate,
     ) -> list[Write]:
-        """Update copies of the rows on a host, and return what is to be written."""
+        """Update copies of the rows on a host, and return the writes."""
 
     @abstractmethod
     def create(self) -> None:
@@ -352,7 +351,7 @@ class RowPlacement(_WholeRows):
 
     @property
     def updaters_pool(self) -> bool:
-        """Who pools rows updates them."""
+        """Hosts that pool rows also update them."""
         return True
 
     def gather(self, slot: str | None, rows: NDArray[np.int64]) -> NDArray[Any]:
@@ -407,7 +406,7 @@ class RowPlacement(_WholeRows):
         row_splits: NDArray[np.int64],
         gradients: NDArray[Any],
     ) -> NDArray[Any]:
-        """Let the owner, who was told which bags name which rows, multiply."""
+        """Let the owner multiply; `pool` has sent it the rows that each bag names."""
         name = self.spec.name
         gradients = call.send(gradients, host, shard, name)
         found = self._dots(shard, rows, row_splits, gradients)
@@ -423,12 +422,12 @@ class ReplicatedPlacement(_WholeRows):
 
     @property
     def lookup_layout(self) -> Layout:
-        """A host asks itself for everything."""
+        """Every host looks rows up in its own copy."""
         return self._whole
 
     @property
     def update_layout(self) -> Layout:
-        """Every host is told of every row."""
+        """Every host is sent the occurrences of every row."""
         return self._whole
 
     @property
@@ -524,7 +523,7 @@ class ColumnPlacement(Placement):
         return varying
 
     def _store(self, slot: str | None, rows: range, values: NDArray[Any]) -> None:
-        """Give each host its part of rows."""
+        """Write to each host its part of the rows."""
         for write in self.writes(slot, np.arange(rows.start, rows.stop), values):
             self.stores[write.host].scatter(write.slot, write.rows, write.values)
 

@@ -1,4 +1,4 @@
-"""What a simulated cluster has seen: traffic per link and per table, work and memory per host."""
+"""Counts of a simulated cluster: traffic per link and per table, work and memory per host."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class TableReport:
 
 @dataclass(frozen=True, eq=False)
 class SimReport:
-    """What was counted since the backend was made; ``print`` shows it as a table.
+    """All counts since the backend was made; ``print`` shows them as text.
 
     Attributes
     ----------
@@ -65,9 +65,9 @@ class SimReport:
     events : dict of str -> int
         Messages ``lost``, ``retried``, ``late``, ``discarded``.
     faults_pending : tuple of fault records
-        What of the script has not happened.
+        Faults of the script that have not happened.
     broken : str or None
-        What broke the cluster, until a restore.
+        Why the cluster is broken, until a restore.
     """
 
     hosts: int

@@ -1,11 +1,11 @@
-"""Who needs which rows of whom: one table's share of a batch, cut by host.
+"""One table's share of a batch, cut by host: the rows that each host needs from each owner.
 
 Samples are spread over hosts in order: bag b of B belongs to host ``b * H // B`` (bags of one
 sample stay together). Rows are spread by the table's layout, a host being a shard. For every pair
 (host, owner) of hosts:
 
 * the *request* is the distinct local rows of `owner` that the bags of `host` name;
-* an *occurrence* is one naming, kept in the order (feature, bag, position).
+* an *occurrence* is one id of these bags; they are kept in the order (feature, bag, position).
 
 The owner gathers the requested rows, the host combines them in occurrence order. Backward, the host
 sends each of its bags' gradients once to every owner that the bag names; the owner puts the
@@ -42,18 +42,18 @@ class Share:
 
 @dataclass(frozen=True, eq=False)
 class Occurring:
-    """One feature's namings, by one host's bags, of one owner's rows.
+    """The occurrences of one owner's rows in one host's bags of one feature.
 
     Attributes
     ----------
     rows : ndarray of int, shape (n,)
         Local rows of the owner, in the order (bag, position).
     positions : ndarray of int64, shape (n,)
-        Where each naming stands among the ids of the share.
+        Where each occurrence stands among the ids of the share.
     bags : ndarray of int64, shape (m,)
         The distinct bags of the feature that name a row of the owner, ascending.
     sources : ndarray of int32, shape (n,)
-        Position in `bags` of each naming's bag.
+        Position in `bags` of each occurrence's bag.
     gains : ndarray, shape (n,), or None
     """
 
@@ -65,7 +65,7 @@ class Occurring:
 
     @property
     def row_splits(self) -> NDArray[np.int64]:
-        """Where the namings of each of `bags` begin and end."""
+        """Where the occurrences of each of `bags` begin and end."""
         counts = np.bincount(self.sources, minlength=self.bags.size)
         return np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
 
@@ -97,7 +97,7 @@ def shares(bags: FeatureBags, hosts: int) -> list[Share]:
 
 
 def occurring(bags: FeatureBags, share: Share, layout: Layout) -> list[Occurring]:
-    """Return, per owner, the namings of its rows by one host's share of a feature."""
+    """Return, per owner, the occurrences of its rows in one host's share of a feature."""
     local, row_splits, inverse = layout.partition(bags.ids[share.ids])
     order = np.empty_like(inverse)
     order[inverse] = np.arange(inverse.size)

@@ -1,6 +1,6 @@
 """The command that estimates how a model would do on many hosts: a table, and a picture.
 
-``python -m shardcore_sim.simulate --help`` tells its arguments.
+``python -m shardcore_sim.simulate --help`` lists its arguments.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ def picture(estimates: Sequence[Estimate], path: str | Path) -> None:
     Parameters
     ----------
     estimates : sequence of Estimate
-    path : path of the picture; its ending says the format
+    path : path of the picture; its ending gives the format
 
     Raises
     ------
     UnavailableError
         If matplotlib is not installed.
     ShardcoreValueError
-        If matplotlib does not know the format.
+        If matplotlib does not support the format.
     ShardcoreOSError
         If it cannot be written.
     """
@@ -100,7 +100,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--hosts", metavar="N,N,...", help="numbers of hosts; 1,2,4,...,4096")
     parser.add_argument("--batch", type=int, metavar="N", help="samples of a step, over all hosts")
-    parser.add_argument("--ids", metavar="LAW", help="uniform, zipf:<exponent> or reuse:2021|2022")
+    parser.add_argument(
+        "--ids", metavar="DISTRIBUTION", help="uniform, zipf:<exponent> or reuse:2021|2022"
+    )
     for name, values in (
         ("placement", ("row", "table", "column", "replicated")),
         ("exchange", ("exact", "partial")),

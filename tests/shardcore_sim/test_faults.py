@@ -481,7 +481,7 @@ INTEGER = "must be an integer >= 0, got"
         (lambda: SimBackend(2, faults=[LoseMessage(0, 1, 5)]), ShardcoreValueError,
          "faults[0].target must be in [0, 2), the hosts there are, got 5"),
         (lambda: SimBackend(2, faults=[DelayMessage(0, 1, 1, 2)]), ShardcoreValueError,
-         "faults[0] must have two different hosts: what host 1 hands to itself is no message"),
+         "faults[0] must have two different hosts as source and target, got host 1 for both"),
         (lambda: SimBackend(2, retries=-1), ShardcoreValueError,
          "retries must be an integer >= 0, got -1"),
         (lambda: SimBackend(2, timeout=-1), ShardcoreValueError,

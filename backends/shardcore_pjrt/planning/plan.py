@@ -179,7 +179,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--topology", required=True, metavar="NAME", help="such as v5e:4x4 or v5p:2x2x1"
     )
     parser.add_argument("--batch", type=int, metavar="N", help="samples of a step, over all chips")
-    parser.add_argument("--ids", metavar="LAW", help="uniform, zipf:<exponent> or reuse:2021|2022")
+    parser.add_argument(
+        "--ids", metavar="DISTRIBUTION", help="uniform, zipf:<exponent> or reuse:2021|2022"
+    )
     parser.add_argument("--optimizer", metavar="NAME", help="of all tables; '' for lookups only")
     for name, values in (
         ("placement", ("row", "table", "column", "replicated")),
