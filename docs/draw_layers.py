@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 PICTURE = Path(__file__).with_name("layers.svg")
 
 Graph = dict[str, set[str]]
-"""What each name imports."""
+"""The imports of each name."""
 
 _WIDTH, _HEIGHT, _GAP, _LEVEL = 150, 46, 18, 92
 

@@ -33,7 +33,7 @@ def shardcore_commands() -> Iterator[CommandSpec]:
     """Provide the command ``shardcore plan``."""
     yield CommandSpec(
         "plan",
-        "tell whether a model fits on a TPU topology, by compiling for it",
+        "check whether a model fits on a TPU topology, by compiling for it",
         "shardcore_pjrt.planning.plan",
     )
 
@@ -52,7 +52,7 @@ def _make(
 ) -> PjrtBackend:
     from shardcore_pjrt.platform.installation import require
 
-    require(platform)  # told before the backend's own imports would fail less clearly
+    require(platform)  # first: the backend's own imports would fail less clearly
     from shardcore_pjrt.backend import PjrtBackend
 
     return PjrtBackend(platform, devices, lanes, exchange)

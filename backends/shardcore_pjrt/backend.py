@@ -53,7 +53,7 @@ _TPU_LANES = 128
 
 
 class _Routed(NamedTuple):
-    """What an update needs to know of its batch, and the lists of it that devices have."""
+    """A batch's route for an update, and its lists on the devices."""
 
     route: UpdateRoute
     lists: dict[str, jax.Array]
@@ -160,7 +160,7 @@ class PjrtBackend(Backend):
         """Return which device, as a shard, holds which row.
 
         Rows of placement "column" or "replicated" are on every device, in part or as a whole; they
-        are told as those of the first.
+        are given as the first device's.
         """
         held = self._tables[table]
         if held.spec.placement == "row":
@@ -254,7 +254,7 @@ class PjrtBackend(Backend):
         return found
 
     def _looked_up(self, batch: TableBatch) -> tuple[DeviceTable, Any, dict[str, jax.Array]]:
-        """Return what a table's lookup is done with: its program, and the lists it takes."""
+        """Return a table's lookup program, and the lists it takes."""
         table = self._tables[batch.table]
         geometry = table.geometry
         route = route_lookup(geometry, batch.features, self._exchange_of(geometry))
@@ -376,7 +376,7 @@ class PjrtBackend(Backend):
     def _ready(
         self, update: TableUpdate, routed: _Routed, numbers: Sequence[jax.Array], go: jax.Array
     ) -> tuple[DeviceTable, Any, tuple[Any, ...]]:
-        """Return a table, the program that updates it, and what that is called with."""
+        """Return a table, the program that updates it, and its arguments."""
         table, shape = self._tables[update.batch.table], routed.route.shape
         mesh, geometry = table.mesh, table.geometry
         given = [one for one in update.gradients if one is not None]
@@ -421,7 +421,7 @@ class PjrtBackend(Backend):
         placed = put(arrays, shardings)
         return [[placed[name] for name in own] for own in names]
 
-    # --- what can be seen ------------------------------------------------------------------------
+    # --- counters --------------------------------------------------------------------------------
 
     def counters(self) -> dict[str, int]:
         """Return what the backend has counted since it was made.
@@ -436,7 +436,7 @@ class PjrtBackend(Backend):
             return {**super().counters(), "programs": self._programs.distinct}
 
     def close(self) -> None:
-        """Give the tables back."""
+        """Release the tables."""
         with self._lock:
             self._tables.clear()
             super().close()

@@ -1,4 +1,4 @@
-"""What tables devices can have; known without JAX."""
+"""The tables that devices can hold; this module does without JAX."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shardcore.backend import Capabilities
 __all__ = ["CAPABILITIES"]
 
 CAPABILITIES: Final = Capabilities(
-    # Without float64, which JAX has not unless all of the program changes to it.
+    # Without float64, which JAX has only if the whole program changes to it.
     dtypes=("float32", "float16", "bfloat16"),
     exchanges=("exact",),
     device_arrays=True,

@@ -85,7 +85,7 @@ class DeviceTable:
         )
 
     def replace(self, rows: jax.Array, slots: dict[str, jax.Array]) -> None:
-        """Hold what an update returned."""
+        """Keep the arrays that an update returned."""
         self.arrays = {None: rows}
         for name, slot in slots.items():
             self.arrays[name] = slot
@@ -93,7 +93,7 @@ class DeviceTable:
     # --- initial values --------------------------------------------------------------------------
 
     def _constants(self) -> dict[str | None, float | None]:
-        """Return what weights and slots start from, None where not every element starts alike."""
+        """Return the constant that the weights and each slot start from; None: elements differ."""
         spec = self.spec
         constants: dict[str | None, float | None] = {None: None}
         if type(spec.initializer) is Zeros:
@@ -296,7 +296,7 @@ def _named(found: jax.Array, room: int, counts: NDArray[np.int64]) -> NDArray[An
     if counts.size == 1 or found.is_fully_replicated:
         held = fetched(found)
         parts = [held[shard * room :][:count] for shard, count in enumerate(counts)]
-    else:  # only what was asked for leaves its device
+    else:  # only the rows asked for leave their device
         shares = {share.index[0].start: share.data for share in found.addressable_shards}
         parts = [
             np.asarray(shares[shard * room])[:count] for shard, count in enumerate(counts) if count

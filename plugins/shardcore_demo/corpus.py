@@ -22,8 +22,8 @@ from shardcore.errors import ShardcoreOSError, ShardcoreValueError
 
 __all__ = ["Corpus", "functions_of", "read_corpus", "standard_library"]
 
-# What is no library code: tests, installed packages, and the two programs (an editor and a
-# translator) that live among the standard library's modules.
+# Left out: tests, installed packages, and the two programs (an editor and a translator) that live
+# among the standard library's modules.
 _SKIPPED: Final = frozenset(
     ["__pycache__", "dist-packages", "idle_test", "idlelib", "lib2to3", "site-packages"]
 )

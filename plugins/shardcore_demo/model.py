@@ -31,14 +31,14 @@ class Model:
     hosts : int or None
         Number of simulated hosts, None for a backend that simulates none.
     seed : int
-        Of what is not restored.
+        Of the values that are not restored.
     """
 
     def __init__(self, options: DemoOptions, classes: int, hosts: int | None, seed: int) -> None:
         table = sc.TableConfig(
             options.buckets,
             options.dim,
-            initializer=sc.initializers.Zeros(),  # an id that was never trained has no say
+            initializer=sc.initializers.Zeros(),  # an id that was never trained adds nothing
             combiner="mean",
             name="tokens",
         )

@@ -1,4 +1,4 @@
-"""What the demo learned about modules: a vector for each, its neighbours, its place on a map."""
+"""The demo's results for modules: a vector for each, its neighbours, its place on a map."""
 
 from __future__ import annotations
 

@@ -40,13 +40,13 @@ def run_demo(options: DemoOptions) -> None:
     KeyboardInterrupt
         Saying which checkpoint there is, where there is one.
     """
-    # An unknown or unavailable backend is told now, not after the corpus was read.
+    # An unknown or unavailable backend is an error now, not after the corpus was read.
     sc.get_backend(options.backend, **options.backend_options(options.hosts)).close()
     root = _checkpoint_root(options)
     try:
         _run(options, root)
     except KeyboardInterrupt:
-        saved = sc.checkpoint.steps(root)  # the disk knows, whatever was being done
+        saved = sc.checkpoint.steps(root)  # read from the disk, whatever was being done
         if not saved:
             raise
         raise KeyboardInterrupt(

@@ -28,7 +28,7 @@ class SoftmaxLayer:
     """
 
     def __init__(self, classes: int, dim: int, seed: int) -> None:
-        # The table starts at zero, so these directions are what tells the classes apart at first.
+        # The table starts at zero, so at first only these directions separate the classes.
         weight = np.random.default_rng(seed).normal(0, 2, (classes, dim)).astype(np.float32)
         bias = np.zeros(classes, np.float32)
         self.arrays = {

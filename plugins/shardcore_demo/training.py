@@ -45,7 +45,7 @@ class Examples:
 
 @dataclass
 class History:
-    """What the training went through.
+    """The course of the training.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
-"""The optimizers that come with shardcore, provided the way anyone else's are.
+"""The optimizers that come with shardcore, provided as a third party's would be.
 
-This module is the plugin. Each family of optimizers is a module of its own; what they have in
-common is in `row_steps`, their compiled forms in `kernels`.
+This module is the plugin. Each family of optimizers is a module of its own; their common
+steps are in `row_steps`, their compiled forms in `kernels`.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def _check_initial(value: float, epsilon: float) -> None:
 
 
 class Adagrad(FormulaSteps):
-    """Adagrad: steps shrink with the squares of all gradients a weight has seen.
+    """Adagrad: steps shrink with the squares of all gradients that a weight has had.
 
     For each weight w with summed gradient g, accumulator a and rate η::
 
@@ -44,8 +44,8 @@ class Adagrad(FormulaSteps):
         η >= 0, or a callable without arguments, asked once per batch. Presets: tf 0.001, fbgemm
         0.01, tpu 0.001.
     initial_accumulator_value : float
-        What the slot ``accumulators``, one value per weight, starts from; > 0, or >= 0 with an
-        epsilon. Presets: tf 0.1, fbgemm 0, tpu 0.1.
+        First value of the slot ``accumulators``, one per weight; > 0, or >= 0 with an epsilon.
+        Presets: tf 0.1, fbgemm 0, tpu 0.1.
     epsilon : float
         ε >= 0. Presets: tf 0, fbgemm 1e-8, tpu 0.
     **common
@@ -134,10 +134,10 @@ class RowwiseAdagrad(FormulaSteps):
         η >= 0, or a callable without arguments, asked once per batch. Presets: tf 0.001, fbgemm
         0.01, tpu 0.001.
     initial_accumulator_value : float
-        What the slot ``accumulators``, one value per row, starts from; > 0, or >= 0 with an
-        epsilon. Presets: tf 0.1, fbgemm 0, tpu 0.1.
+        First value of the slot ``accumulators``, one per row; > 0, or >= 0 with an epsilon.
+        Presets: tf 0.1, fbgemm 0, tpu 0.1.
     reduce : {"mean", "max"}, default "mean"
-        What a row's squares become.
+        How the squares of a row become one number.
     epsilon : float
         ε >= 0. Presets: tf 0, fbgemm 1e-8, tpu 0.
     **common
@@ -242,7 +242,7 @@ class AdagradMomentum(FormulaSteps):
     epsilon : float, default 1e-10
         ε > 0, added where the accumulator is used; not its first value.
     initial_accumulator_value : float
-        What the slot ``accumulators`` starts from, >= 0. Presets: tf 0, tpu 0.1.
+        First value of the slot ``accumulators``, >= 0. Presets: tf 0, tpu 0.1.
     **common
         Clipping, weight decay, rounding, ``preset``: see `RowSteps`.
 

@@ -24,7 +24,7 @@ __all__ = ["Adam", "AdamW", "Moments", "RowwiseAdam"]
 
 
 class Moments(FormulaSteps):
-    """What Adam, AdamW, RowwiseAdam and LAMB share: two moments and the correction of their bias.
+    """Base of Adam, AdamW, RowwiseAdam and LAMB: two moments and the correction of their bias.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ class Moments(FormulaSteps):
     def moments(
         self, xp: Any, grad: Any, squares: Any, slots: Mapping[str, Any], step: Any
     ) -> tuple[dict[str, Any], Any, Any]:
-        """Return the new slots, what divides the first moment, and the divisor of the step."""
+        """Return the new slots, the divisor of the first moment, and the divisor of the step."""
         new = {
             "momenta": self.beta_1 * slots["momenta"] + (1 - self.beta_1) * grad,
             "velocities": self.beta_2 * slots["velocities"] + (1 - self.beta_2) * squares,

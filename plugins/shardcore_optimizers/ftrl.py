@@ -45,7 +45,7 @@ class FTRL(FormulaSteps):
     beta : float, default 0
         >= 0; as much as ``beta / (2·η)`` more of l2.
     initial_accumulator_value : float, default 0.1
-        What the slot ``accumulators`` starts from; > 0, or >= 0 with ``allow_zero_accumulator``.
+        First value of the slot ``accumulators``; > 0, or >= 0 with ``allow_zero_accumulator``.
     multiply_linear_by_learning_rate : bool, default False
     allow_zero_accumulator : bool, default False
     **common

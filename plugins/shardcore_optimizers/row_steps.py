@@ -1,4 +1,4 @@
-"""What every first-party optimizer does around its formula, and how its arguments are read.
+"""The steps of every first-party optimizer around its formula, and the rules of its arguments.
 
 A step on a row: gradients are summed over the occurrences; the sum is clipped, element by element
 (``clipvalue``), then as a row (``clip_norm``); the weights decay; the formula moves them; they are
@@ -76,7 +76,7 @@ FROM_PRESET: Final[Any] = _FromPreset()
 
 
 def hyper_of(formula: str) -> tuple[str, ...]:
-    """Return the names of what a formula reads in ``hyper``, in order: what all do, its own."""
+    """Return the names that a formula reads in ``hyper``, in order: the common ones, its own."""
     return (*COMMON_HYPER, *OWN_HYPER[formula])
 
 
@@ -162,13 +162,13 @@ def _check_order(low: float | None, high: float | None, lowest: str, highest: st
 
 
 def bounded(xp: Any, x: Any, low: float, high: float) -> Any:
-    """Return x with what is below `low` or above `high` replaced; NaN stays."""
+    """Return x clipped to [low, high]; NaN stays."""
     x = xp.where(x < low, xp.full_like(x, low), x)
     return xp.where(x > high, xp.full_like(x, high), x)
 
 
 def quotient(xp: Any, x: Any, y: Any) -> Any:
-    """Return x / y, and 0 where y is 0: no step where nothing is known."""
+    """Return x / y, and 0 where y is 0."""
     none = y == 0
     ratio = x / xp.where(none, xp.ones_like(y), y)
     return xp.where(none, xp.zeros_like(ratio), ratio)
@@ -238,13 +238,13 @@ class RowSteps(Optimizer, kw_only=True):
         bias, instead of to the nearest. Chance depends on the engine's seed, the step, the table,
         row and column only.
     slot_initial_values : mapping of str to number, array or initializer, optional
-        What slots start from, by their names, in place of what the optimizer says, such as
+        Values that slots start from, by name, in place of the optimizer's own, such as
         ``initial_accumulator_value``: a number, an array of the slot's full shape, (rows, dim) or
         (rows, 1), which is not copied, or a callable ``init(rows, row_shape, dtype, seed)`` as
         tables have it (`shardcore.initializers`). Whether the formula can do with these values is
         not checked. Kept as a tuple of pairs, in the order of the slots.
     preset : {"tf", "fbgemm", "tpu"}, default "tf"
-        Where arguments that are not given come from: TensorFlow's TPUEmbedding parameter classes,
+        The source of arguments that are not given: TensorFlow's TPUEmbedding parameter classes,
         FBGEMM's table-batched embeddings, or jax-tpu-embedding's SparseCore specs. It is not kept:
         the same numbers given one by one make an equal optimizer.
 
@@ -395,7 +395,7 @@ class RowSteps(Optimizer, kw_only=True):
         return self._slot_of(SlotSpec(name, kind, self.slot_dtype, fill))
 
     def _slot_of(self, slot: SlotSpec) -> SlotSpec:
-        """Return a slot with the initial value that the user asked for, if he did."""
+        """Return a slot with the initial value that the user asked for, if any."""
         given = dict(self.slot_initial_values or ())
         if slot.name not in given:
             return slot

@@ -1,4 +1,4 @@
-"""Devices and what lies on them: where rows live, how arrays get there, and who shares them.
+"""Devices and the arrays on them: places of rows, transfers, and the processes that share them.
 
 ::
 
@@ -6,5 +6,5 @@
     placed_arrays   a table's arrays on the mesh, and rows in their lines
     placing         host arrays onto devices and back
     processes       the processes of one program, which make the same calls
-    batch_parts     what of a call has to be the same in all of them
+    batch_parts     the parts of a call that must be the same in all of them
 """

@@ -1,4 +1,4 @@
-"""What of a call's arguments has to be the same in every process, by name."""
+"""The parts of a call's arguments that must be the same in every process, by name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["access_parts", "batch_parts", "table_parts", "update_parts"]
 
 
 def table_parts(spec: TableSpec) -> Iterator[Part]:
-    """Yield what a table is; its initial values are compared when they are written."""
+    """Yield a table's settings; its initial values are compared when they are written."""
     optimizer = None if spec.optimizer is None else spec.optimizer.config()
     quantization = spec.quantization
     yield "name of the table", spec.name
@@ -37,7 +37,7 @@ def access_parts(
     rows: NDArray[np.int64],
     values: NDArray[Any] | None = None,
 ) -> Iterator[Part]:
-    """Yield what is read, or written, of a table or a slot of it."""
+    """Yield the rows, and values if any, of a read or write of a table or a slot of it."""
     yield "name of the table", repr((table, slot))
     yield f"rows of table {table!r}", rows
     if values is not None:
@@ -58,7 +58,7 @@ def batch_parts(batches: Sequence[TableBatch]) -> Iterator[Part]:
 
 
 def update_parts(updates: Sequence[TableUpdate]) -> Iterator[Part]:
-    """Yield what an update is done with; of gradients on devices, which are one, only their kind.
+    """Yield the arguments of an update; of arrays on devices, one for all processes, only the kind.
 
     The batch was the same in every process when it was looked up.
     """

@@ -1,9 +1,9 @@
 """How a table lies on the devices of a mesh: which device holds which rows and columns, and where.
 
-What one device holds is a shard. Its rows are *packed*: `rows_per_line` rows of `width` columns
-make one line. Local row r is at line ``r // rows_per_line``, place ``r % rows_per_line``. A TPU's
-memory has lines of 128 lanes; narrower rows, left alone, would be stored padded to 128 columns, or
-the whole table would be copied in every step. Elsewhere a line is a row.
+The part of a table on one device is a shard. Its rows are *packed*: `rows_per_line` rows of `width`
+columns make one line. Local row r is at line ``r // rows_per_line``, place ``r % rows_per_line``. A
+TPU's memory has lines of 128 lanes; narrower rows, left alone, would be stored padded to 128
+columns, or the whole table would be copied in every step. Elsewhere a line is a row.
 """
 
 from __future__ import annotations

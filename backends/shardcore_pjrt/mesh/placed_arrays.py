@@ -105,7 +105,7 @@ def rows_at(shard: jax.Array, local: jax.Array, geometry: Geometry) -> jax.Array
     Parameters
     ----------
     shard : array, shape (lines, line_width)
-        What one device holds.
+        The part on one device.
     local : array of int32, shape (n,)
         Local rows, >= 0.
     geometry : Geometry

@@ -38,7 +38,7 @@ def whole(mesh: Mesh) -> NamedSharding:
 
 @lru_cache(maxsize=64)
 def spans_processes(mesh: Mesh) -> bool:
-    """Tell whether devices of the mesh belong to other processes."""
+    """Return whether devices of the mesh belong to other processes."""
     return len({device.process_index for device in mesh.devices.flat}) > 1
 
 

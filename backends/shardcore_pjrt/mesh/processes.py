@@ -1,13 +1,14 @@
-"""The processes of one program: they make the same calls with the same batches, or are told.
+"""The processes of one program: they make the same calls with the same batches, or all raise.
 
 JAX runs a program of several processes as if it were one: each of them starts the same device
 programs in the same order, with the same arguments. Were one given another batch, rows would be
 wrong, or devices would wait for each other for ever. So each call here begins with a message of
-fixed size that all devices exchange by one small program: who calls what, and a checksum of what he
-was given. All processes see all messages, so all of them raise or none.
+fixed size that all devices exchange by one small program: the call, and a checksum of its
+arguments. All processes get all messages, so all of them raise or none.
 
-A process that reads or writes files for a while says every second that it is busy, and the others
-wait on: only one that is dead or stuck meets the time limit of collectives, which the user sets.
+A process that reads or writes files for a while reports every second that it is busy, and the
+others wait on: only one that is dead or stuck meets the time limit of collectives, which the user
+sets.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from shardcore_pjrt.mesh.placing import fetched, over_devices, resharding_progra
 __all__ = ["Processes", "processes_of"]
 
 PAUSE: Final = 1.0
-"""Seconds between two words of a process that is busy."""
+"""Seconds between two messages of a process that is busy."""
 
 _HEAD: Final = struct.Struct("<16sIII")
 _WORDS: Final = 128
@@ -46,7 +47,7 @@ _BUSY, _FAILED, _FOLLOWS, _READS, _SAVED = "busy", "failed", "follows", "reads",
 
 @dataclass(frozen=True)
 class _Message:
-    """What a process tells the others: a word, the checksum of its parts and their number."""
+    """A message to the other processes: a word, the checksum of the parts and their number."""
 
     word: str
     checksum: int = 0
@@ -108,7 +109,7 @@ class Processes:
         self._in_save = [(_READS, _SAVED), *[(_FOLLOWS,)] * (len(self.numbers) - 1)]
         self._caller: tuple[int, str] | None = None
         self._rest: threading.Event | None = None  # set: the process is no longer busy
-        self._known: BaseException | None = None  # what every process has raised
+        self._known: BaseException | None = None  # the error that every process has raised
 
     # --- agreement -------------------------------------------------------------------------------
 
@@ -162,23 +163,23 @@ class Processes:
     def _first_difference(
         self, call: str, sums: list[tuple[str, int]], messages: list[_Message], at: int
     ) -> str:
-        """Return the name of the first part that the process at `at` has otherwise."""
+        """Return the name of the first part that differs in the process at `at`."""
         for part in range(min(messages[0].parts, messages[at].parts)):
             # A process with fewer parts takes part with zeros: all make as many exchanges.
             name, checksum = sums[part] if part < len(sums) else ("", 0)
-            told = self._settled(call, _Message(call, checksum, body=name.encode()))
-            if (told[0].checksum, told[0].body) != (told[at].checksum, told[at].body):
-                return told[at].body.decode(errors="replace")
+            sent = self._settled(call, _Message(call, checksum, body=name.encode()))
+            if (sent[0].checksum, sent[0].body) != (sent[at].checksum, sent[at].body):
+                return sent[at].body.decode(errors="replace")
         return "number of parts"
 
     def _check_words(
         self, call: str, messages: list[_Message], expected: Sequence[tuple[str, ...]]
     ) -> None:
-        """Raise unless every process said one of the words expected of it."""
+        """Raise unless every process sent one of the words expected of it."""
         for number, message in zip(self.numbers, messages, strict=True):
             if message.word == _FAILED:
                 raise self._raised(self._failure(call, number, message))
-        if all(told.word in words for told, words in zip(messages, expected, strict=True)):
+        if all(sent.word in words for sent, words in zip(messages, expected, strict=True)):
             return
         came_to = ", ".join(
             f"process {number} came to {message.word!r}"
@@ -191,16 +192,16 @@ class Processes:
         )
 
     def _failure(self, call: str, number: int, message: _Message) -> ShardcoreError:
-        """Return what to raise here for what was raised there: of the same kind, if it is ours."""
+        """Return the error to raise for another process's: of the same class, if it is ours."""
         kind, _, text = message.body.decode(errors="replace").partition(": ")
         known = getattr(errors, kind, None) if kind in errors.__all__ else None
         of_kind = known or ShardcoreRuntimeError
-        told = text if known else f"{kind}: {text}"
-        error: ShardcoreError = of_kind(f"{call}: process {number} failed: {told}")
+        reason = text if known else f"{kind}: {text}"
+        error: ShardcoreError = of_kind(f"{call}: process {number} failed: {reason}")
         return error
 
     def _raised(self, error: ShardcoreError) -> ShardcoreError:
-        """Return an error that every process raises now: nobody waits for a word any more."""
+        """Return an error that every process raises now: none waits for a message any more."""
         self._known = error
         if self._rest is not None:
             self._rest.set()
@@ -216,14 +217,14 @@ class Processes:
                 return messages
 
     def _exchanged(self, call: str, message: _Message) -> list[_Message]:
-        """Return what every process tells now."""
+        """Return the message that every process sends now."""
         words = message.packed()
         cut = over_devices(self._mesh)
         shape = (self._mesh.size, words.size)
         own = jax.make_array_from_callback(shape, cut, lambda index: words[None])
         try:
             everyone = fetched(resharding_program(whole(self._mesh))(own))
-        except (jax.errors.JaxRuntimeError, ValueError) as error:  # one failure, two ways to tell
+        except (jax.errors.JaxRuntimeError, ValueError) as error:  # one failure, two classes
             raise self._raised(
                 ShardcoreRuntimeError(
                     f"{call}: another process is dead or stuck, or did not come to this call "
@@ -233,7 +234,7 @@ class Processes:
         return [_Message.unpacked(everyone[at]) for at in self._first_devices]
 
     def _fail(self, call: str, error: BaseException) -> None:
-        """Tell the others what was raised here, unless they know, or can no longer be reached."""
+        """Send the others an error raised here, unless they raised it too or cannot be reached."""
         if error is self._known or not isinstance(error, Exception):
             return
         if isinstance(error, jax.errors.JaxRuntimeError):
@@ -243,14 +244,14 @@ class Processes:
             try:
                 self._settled(call, _Message(_FAILED, body=text))
             except ShardcoreRuntimeError as unreached:
-                error.add_note(f"the other processes could not be told: {unreached}")
+                error.add_note(f"this error could not be sent to the other processes: {unreached}")
             finally:
                 if self._rest is not None:
                     self._rest.set()
 
     @contextmanager
     def _busy(self, call: str) -> Iterator[None]:
-        """Say every second, whenever the lock is free, that this process is at work."""
+        """Send every second, whenever the lock is free, that this process is busy."""
         rest = self._rest = threading.Event()
 
         def say_so() -> None:
@@ -280,7 +281,7 @@ class Processes:
         reads: Mapping[str, Read],
         write: Callable[[Mapping[str, Read]], None],
     ) -> None:
-        """Let the first process write what all of them read; the others do what it says.
+        """Let the first process write a checkpoint; all read its tensors, part by part, as it asks.
 
         Parameters
         ----------
@@ -312,7 +313,7 @@ class Processes:
                 with self.lock:
                     self._command(_Message(_SAVED))
                     assert self._rest is not None, "the process is busy"
-                    self._rest.set()  # before the lock is free: nobody answers any more
+                    self._rest.set()  # before the lock is free: no process answers any more
             except BaseException as error:
                 self._fail("save", error)
                 raise
@@ -353,7 +354,7 @@ class Processes:
                 with self.lock:
                     self.agree("restored", ())
                     assert self._rest is not None, "the process is busy"
-                    self._rest.set()  # before the lock is free: nobody answers any more
+                    self._rest.set()  # before the lock is free: no process answers any more
             except BaseException as error:
                 self._fail("restore", error)
                 raise

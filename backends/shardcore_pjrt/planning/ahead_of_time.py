@@ -1,4 +1,4 @@
-"""The backend's own programs, compiled for TPUs that are not there, and what the compiler tells.
+"""The backend's own programs, compiled for TPUs that are not there, and the compiler's reports.
 
 libtpu compiles for any topology on a machine without a chip. That proves that a program lowers, is
 sharded as meant and updates its table in place, and how much memory it needs on each device. It
@@ -49,7 +49,7 @@ _COLLECTIVES: Final = (
     "ragged-all-to-all",
     "reduce-scatter",
 )
-# What the devices of an exchange do, for lookups and for updates.
+# The collectives of each exchange, for lookups and for updates.
 _LOOKUPS_BY: Final[Mapping[Exchange, str]] = {
     "local": "",
     "one_hot": "",
@@ -77,16 +77,16 @@ _UNITS: Final = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 @dataclass(frozen=True)
 class Compiled:
-    """What a compiled program needs on each device, in bytes, and what it does besides.
+    """A compiled program: the bytes that it needs on each device, its collectives and transfers.
 
     Attributes
     ----------
     seconds : float
         That lowering and compiling took.
     arguments, outputs : int
-        What it is given and what it returns, as laid out in memory.
+        Of its arguments and results, as laid out in memory.
     aliased : int
-        That part of the outputs that is in the memory of the arguments: what is updated in place.
+        The part of the outputs that lies in the memory of the arguments: updated in place.
     temporaries : int
         The most that it needs at a time besides.
     code : int
@@ -118,7 +118,7 @@ class Refused:
     ----------
     seconds : float
     required, available : int
-        Bytes; 0 if the message does not tell.
+        Bytes; 0 if the message does not give them.
     message : str
     """
 
@@ -151,14 +151,14 @@ def tpu_mesh(topology: Topology, devices: int | None = None) -> Mesh:
     try:
         described = topologies.get_topology_desc(platform="tpu", topology_name=topology.name)
     except (RuntimeError, ValueError) as error:
-        told = " ".join(f"{type(error).__name__}: {error}".split())
-        if "lockfile" in told:  # the command it names would not help while the other one runs
-            told += (
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        if "lockfile" in reason:  # the command it names would not help while the other one runs
+            reason += (
                 " Another process uses libtpu; where there is no TPU, "
                 "ALLOW_MULTIPLE_LIBTPU_LOAD=1 lets both."
             )
         raise UnavailableError(
-            f"libtpu cannot describe topology {topology.name}: {told}"
+            f"libtpu cannot describe topology {topology.name}: {reason}"
         ) from error
     return Mesh(np.array(described.devices[:devices]), ("x",))
 
@@ -287,7 +287,7 @@ def _compiled(make: Callable[[], Any], arguments: tuple[Any, ...]) -> Compiled |
 def broken_promises(
     program: Compiled | Refused, exchange: Exchange, geometry: Geometry, table: int, slots: int
 ) -> list[str]:
-    """Return what is not as it must be in a compiled lookup or update.
+    """Return the rules that a compiled lookup or update breaks.
 
     Parameters
     ----------
@@ -326,19 +326,19 @@ def broken_promises(
     if used != expected:
         broken.append(f"exchanges by {used or 'nothing'}, not {expected or 'nothing'}")
     if program.host_transfers or program.host:
-        told = ", ".join(program.host_transfers)
-        broken.append(f"transfers to the host: {told}; {program.host} bytes on it")
+        transfers = ", ".join(program.host_transfers)
+        broken.append(f"transfers to the host: {transfers}; {program.host} bytes on it")
     return broken
 
 
 def refusal(seconds: float, message: str) -> Refused:
-    """Return what the compiler's message tells.
+    """Return the refusal that a message of the compiler reports.
 
     Examples
     --------
     >>> text = "RESOURCE_EXHAUSTED: ... Used 20.0G of 15.75G hbm ... exceeds available HBM (15.75G)"
-    >>> told = refusal(1.0, text)
-    >>> told.required / 2**30, told.available / 2**30
+    >>> refused = refusal(1.0, text)
+    >>> refused.required / 2**30, refused.available / 2**30
     (20.0, 15.75)
     """
     available, required = _AVAILABLE.search(message), _REQUIRED.search(message)

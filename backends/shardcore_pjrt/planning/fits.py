@@ -43,7 +43,7 @@ _DTYPES: Final = ("float32", "float16", "bfloat16")
 
 @dataclass(frozen=True)
 class TableNeeds:
-    """What one table needs on each device that holds a part of it, in bytes.
+    """The bytes that one table needs on each device that holds a part of it.
 
     Attributes
     ----------
@@ -66,7 +66,7 @@ class TableNeeds:
     seconds : float
         That compiling took.
     refused : str
-        The compiler's words if a program of this table alone was too large, else "".
+        The compiler's message if a program of this table alone was too large, else "".
     """
 
     name: str
@@ -85,7 +85,7 @@ class TableNeeds:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """The sum of its needs."""
         return self.table + self.slots + self.batch + self.temporaries + self.code
 
     def held_on(self, device: int) -> int:
@@ -97,7 +97,7 @@ class TableNeeds:
 
 @dataclass(frozen=True)
 class Plan:
-    """What the tables of a model need on a topology.
+    """The needs of a model's tables on a topology.
 
     Attributes
     ----------
@@ -210,7 +210,7 @@ def compiled_plan(
     seed : int
         Of the ids of the batch that programs are compiled for.
     tell : callable, optional
-        Called with a line for people before something that takes long.
+        Called with a line to print before a step that takes long.
 
     Raises
     ------

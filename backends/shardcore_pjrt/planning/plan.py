@@ -1,4 +1,4 @@
-"""The command that tells whether a model fits on a TPU topology, with no TPU.
+"""The command that checks whether a model fits on a TPU topology, with no TPU.
 
 It compiles what the backend would run, for the topology, and adds up what a device needs. See
 ``shardcore plan --help``.
@@ -47,7 +47,7 @@ def _size(nbytes: int) -> str:
 
 
 def as_text(model: Model, plan: Plan, smallest: Plan | None) -> str:
-    """Return a plan as people read it.
+    """Return a plan as text.
 
     Parameters
     ----------
@@ -222,7 +222,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line; return 0, 1 if the model does not fit, or 2 after an error."""
     parser = argparse.ArgumentParser(
         prog="python -m shardcore_pjrt.planning.plan",
-        description="Tell whether a model fits on a TPU topology, by compiling for it.",
+        description="Check whether a model fits on a TPU topology, by compiling for it.",
     )
     add_arguments(parser)
     arguments = parser.parse_args(argv)

@@ -1,7 +1,7 @@
 """The TPU topologies that a plan may name, and the memory of their devices.
 
 A topology is named as libtpu names it, ``<generation>:<A>x<B>[x<C>]``, where the numbers count
-chips. What JAX calls a device is a chip on v5e, v5p and v6e, and one of a chip's two cores on v3,
+chips. A device of JAX is a chip on v5e, v5p and v6e, and one of a chip's two cores on v3,
 v4 and tpu7x (on v4, unless the user joins the two).
 
 ================  ===============  ==============  ============================
@@ -61,7 +61,7 @@ class Topology:
 
     @property
     def generation(self) -> str:
-        """What comes before the colon."""
+        """The part before the colon."""
         return self.name.partition(":")[0]
 
     @property

@@ -6,15 +6,15 @@ command that mends it:
 absent
     JAX, or what it needs for a platform, is not installed.
 mismatched
-    Two parts of it do not belong together. JAX says nothing of some of these: a libtpu other than
+    Two parts of it do not belong together. JAX does not report some of these: a libtpu other than
     the one it pins compiles for a few chips, fails on others and misreports memory on the rest.
 broken
     It is there and cannot be imported, or cannot start the platform.
 
-The first two are told from metadata alone (`unavailable`), without importing JAX and without a
+The first two are found from metadata alone (`unavailable`), without importing JAX and without a
 client, so that listing the backends is quick and has no effects. Only `require` and `devices_of`
 import it. Nothing here sets anything in JAX or in the environment, and devices are always those
-of a platform by name: what JAX calls its default platform is none of our business.
+of a platform by name: JAX's default platform plays no part.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def require(platform: str) -> None:
         extra = platform if platform in ("tpu", "cuda") else "jax"
         raise BrokenPluginError(
             f"jax {installed('jax') or 'of unknown version'} is installed but broken: importing it "
-            f"raised {_told(error)}; pip install --force-reinstall 'shardcore[{extra}]'"
+            f"raised {_in_one_line(error)}; pip install --force-reinstall 'shardcore[{extra}]'"
         ) from error
 
 
@@ -147,7 +147,7 @@ def devices_of(
     return _chosen(devices, platform, found)
 
 
-# --- what metadata tells ------------------------------------------------------------------------
+# --- from metadata alone ------------------------------------------------------------------------
 
 
 def _absent(platform: str) -> str | None:
@@ -170,12 +170,12 @@ def _absent(platform: str) -> str | None:
 
 
 def _importable(module: str) -> bool:
-    """Tell whether a module of the top level can be found; it is not imported."""
+    """Return whether a module of the top level can be found; it is not imported."""
     return importlib.util.find_spec(module) is not None
 
 
 def _named_by_hand(platform: str) -> bool:
-    """Tell whether the environment names the library of a platform, as JAX lets it."""
+    """Return whether the environment names the library of a platform, as JAX lets it."""
     named = os.environ.get("PJRT_NAMES_AND_LIBRARY_PATHS", "")
     return platform in [pair.split(":")[0] for pair in named.split(",")]
 
@@ -208,10 +208,10 @@ def _pins(platform: str) -> Iterator[tuple[str, Pin]]:
             yield jax, pin
 
 
-# --- what only a started platform tells ---------------------------------------------------------
+# --- from a started platform --------------------------------------------------------------------
 
 
-def _told(error: BaseException) -> str:
+def _in_one_line(error: BaseException) -> str:
     """Return an error as one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())
 
@@ -224,7 +224,7 @@ def _started(platform: str) -> list[jax.Device]:
     try:
         return list(jax.devices(platform))
     except RuntimeError as error:
-        told = _told(error)
+        reason = _in_one_line(error)
         cause = error
     try:
         known = ", ".join(jax.extend.backend.backends())
@@ -234,12 +234,12 @@ def _started(platform: str) -> list[jax.Device]:
     restricted = os.environ.get("JAX_PLATFORMS")
     if restricted:
         here += f" (JAX_PLATFORMS is {restricted!r})"
-    if platform not in ("cpu", "tpu", "cuda") and "unknown backend" in told.lower():
+    if platform not in ("cpu", "tpu", "cuda") and "unknown backend" in reason.lower():
         raise ShardcoreValueError(
             f"platform must be one that jax knows, got {platform!r}; {here}"
         ) from cause
     raise UnavailableError(
-        f"platform {platform!r} is installed but cannot be started: {told}; {here}"
+        f"platform {platform!r} is installed but cannot be started: {reason}; {here}"
     ) from cause
 
 

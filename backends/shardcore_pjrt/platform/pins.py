@@ -1,7 +1,7 @@
-"""What the metadata of an installed distribution says: its version, and what it pins others to.
+"""The metadata of an installed distribution: its version, and the versions it pins others to.
 
 Only metadata is read, nothing is imported, so that a listing of the backends stays quick. Of the
-version rules of PEP 440 this holds what pins are written in: ``==``, ``==…*``, ``!=``, ``<=``,
+version rules of PEP 440 this reads those that pins use: ``==``, ``==…*``, ``!=``, ``<=``,
 ``>=`` and ``<``.
 """
 
@@ -58,7 +58,7 @@ def installed(name: str) -> str | None:
 
     Examples
     --------
-    >>> installed("a-distribution-that-nobody-has") is None
+    >>> installed("a-distribution-that-is-not-there") is None
     True
     """
     try:
@@ -97,7 +97,7 @@ def pins_of(name: str) -> list[Pin]:
 
 
 def meets(found: str, specifier: str) -> bool:
-    """Tell whether a version is one that a specifier allows.
+    """Return whether a specifier allows a version.
 
     Parameters
     ----------
@@ -147,7 +147,7 @@ def _meets_clause(found: str, clause: str) -> bool:
 
 
 def _is_early(key: _Key) -> bool:
-    """Tell whether a version is a candidate or a development version."""
+    """Return whether a version is a candidate or a development version."""
     return key[2][0] != math.inf or key[4] != math.inf
 
 
@@ -157,7 +157,7 @@ def _release(text: str) -> tuple[int, ...]:
 
 
 def _key(text: str) -> _Key | None:
-    """Return what versions are ordered by, or None if the text is no version."""
+    """Return the key that versions are ordered by, or None if the text is no version."""
     parts = _VERSION.fullmatch(text.strip())
     if parts is None:
         return None

@@ -1,4 +1,4 @@
-"""What is compiled: lookups, updates, and reads and writes of rows.
+"""The compiled programs: lookups, updates, and reads and writes of rows.
 
 ::
 

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def in_blocks(count: int, size: int, work: Callable[[Any, Any, T], T], carried: T) -> T:
-    """Return what becomes of `carried` when each block of some things has been worked on.
+    """Return `carried` after `work` on each block of some things, one after the other.
 
     Parameters
     ----------

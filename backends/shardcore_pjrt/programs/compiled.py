@@ -23,7 +23,7 @@ _lock = threading.Lock()
 
 
 class Programs:
-    """What one backend has asked for.
+    """The programs that one backend has asked for.
 
     Attributes
     ----------
@@ -55,7 +55,7 @@ class Programs:
         return program
 
     def trace(self, program: Any, arguments: tuple[Any, ...]) -> None:
-        """Trace a program for arguments such as these, once: what its functions raise comes here.
+        """Trace a program for such arguments, once: errors of its functions are raised here.
 
         Nothing runs, and the call that follows does not trace it again.
         """

@@ -1,7 +1,7 @@
 """The lookup of one table's features as one program for the whole mesh.
 
-What the host has routed (`shardcore_pjrt.routing.lookup_route`) comes as arrays of fixed shapes;
-nothing depends on ids but these. How rows travel is the shape's exchange:
+The host's route (`shardcore_pjrt.routing.lookup_route`) comes as arrays of fixed shapes; nothing
+else depends on ids. How rows travel is the shape's exchange:
 
 - ``"local"``, ``"one_hot"``: every device reads its own copy of the table, by number or, where
   the table is tiny, as a product with a matrix of counts;
@@ -78,7 +78,7 @@ def _route_arrays(
 def lookup_arguments(
     mesh: Mesh, geometry: Geometry, dtype: Any, shape: LookupShape
 ) -> tuple[Any, ...]:
-    """Return what a lookup program is called with, as shapes, to compile it ahead of time.
+    """Return the arguments of a lookup program, as shapes, to compile it ahead of time.
 
     Parameters
     ----------
@@ -143,7 +143,7 @@ def lookup_program(
         mesh=mesh,
         in_specs=(table_spec(geometry), {name: one.sharding.spec for name, one in route.items()}),
         out_specs=activations,
-        check_vma=False,  # what every device works out alike is not told apart
+        check_vma=False,  # the check cannot see that devices compute the same values
     )
     shardings = tuple(NamedSharding(mesh, spec) for spec in activations)
     program: Callable[..., tuple[jax.Array, ...]] = jax.jit(per_device, out_shardings=shardings)

@@ -39,7 +39,7 @@ def finite_program(mesh: Mesh, tested: int) -> Callable[..., jax.Array]:
 
 
 class Refusals:
-    """What was handed over with gradients not yet known to be finite.
+    """The updates whose gradients are not yet known to be finite.
 
     Parameters
     ----------
@@ -79,8 +79,8 @@ class Refusals:
     def report(self, wait: bool) -> NotFinite | None:
         """Report the first batch that was refused; once.
 
-        What is handed over afterwards works as if nothing had been. Several processes wait for the
-        same batches, whatever one of them could know earlier.
+        Later batches are applied as usual. Several processes wait for the same batches, even where
+        one of them has a result earlier.
 
         Parameters
         ----------

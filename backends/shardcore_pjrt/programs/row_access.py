@@ -1,7 +1,7 @@
-"""Programs that read and write single rows of what the devices hold, for the host.
+"""Programs that read and write single rows of the devices' arrays, for the host.
 
 They serve reads and writes from outside: views, scatters, initial values, checkpoints. Rows are
-named by their local numbers, a list per shard; the table's size of padding names no row.
+named by their local numbers, a list per shard; numbers from the shard's size on are padding.
 """
 
 from __future__ import annotations
@@ -110,13 +110,13 @@ def write_program(mesh: Mesh, geometry: Geometry, kind: Kind) -> Callable[..., j
 
 
 def shard_write_program(geometry: Geometry, kind: Kind) -> Callable[..., jax.Array]:
-    """Return the same program for what one device holds, with the lists of that one shard."""
+    """Return the same program for the part on one device, with the lists of that one shard."""
     program: Callable[..., jax.Array] = jax.jit(_writer(geometry, kind), donate_argnums=0)
     return program
 
 
 def _writer(geometry: Geometry, kind: Kind) -> Callable[..., jax.Array]:
-    """Return what one device does to write rows of its own."""
+    """Return the function by which one device writes rows of its own."""
 
     def put_row_values(block: jax.Array, local: jax.Array, values: jax.Array) -> jax.Array:
         return block.at[local[0]].set(values[0], mode="drop", unique_indices=True)

@@ -36,7 +36,7 @@ _NONE: Final = 2**31 - 1
 
 
 class Batch:
-    """What an update is made from, of the n lines that are held.
+    """The input of an update, for the n lines that are held.
 
     Attributes
     ----------
@@ -278,7 +278,7 @@ class _Lines:
 
     def written(self, array: jax.Array, new: jax.Array, go: jax.Array) -> jax.Array:
         """Return the array with the lines, or values, replaced; as it is, unless `go`."""
-        if self.numbers is None:  # what is new is what was there, unless `go`
+        if self.numbers is None:  # unless `go`, the new values are the old ones
             if new.shape == array.shape:
                 return new
             start = self.start * self._of_each(array)

@@ -24,7 +24,7 @@ Arrays: TypeAlias = dict[str, jax.Array]
 
 
 class Received:
-    """What the rows of one device receive.
+    """The gradients that the rows of one device receive.
 
     Parameters
     ----------

@@ -78,7 +78,7 @@ def _route_arrays(
 def update_arguments(
     mesh: Mesh, geometry: Geometry, dtype: Any, shape: UpdateShape, optimizer: Optimizer
 ) -> tuple[Any, ...]:
-    """Return what an update program is called with, as shapes, to compile it ahead of time.
+    """Return the arguments of an update program, as shapes, to compile it ahead of time.
 
     Parameters
     ----------
@@ -153,7 +153,7 @@ def update_program(
             *(Spec(), Spec(), Spec(), Spec()),
         ),
         out_specs=(table, slots),
-        check_vma=False,  # what every device works out alike is not told apart
+        check_vma=False,  # the check cannot see that devices compute the same values
     )
     shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), (table, slots))
     program: Callable[..., tuple[jax.Array, dict[str, jax.Array]]] = jax.jit(
@@ -163,7 +163,7 @@ def update_program(
 
 
 class _Update:
-    """What one device does."""
+    """The update on one device."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
-"""What devices need to look one table's share of a batch up: who fetches and who uses which rows.
+"""The lists by which devices look up one table's share of a batch: rows to fetch and rows to use.
 
-In a lookup every device has a buffer of rows: what it holds itself, or what the exchange brought.
+In a lookup every device has a buffer of rows: its own, or those that the exchange brought.
 Its occurrences, in the order (feature, bag, position), each name a place in the buffer; the place
 one past the end reads as zeros and is the padding. All numbers are exact before a device starts:
 there is nothing that could overflow there.
@@ -89,7 +89,7 @@ class LookupRoute:
 def route_lookup(
     geometry: Geometry, features: Sequence[FeatureBags], exchange: Exchange
 ) -> LookupRoute:
-    """Return what the devices need to look features of one table up.
+    """Return the lists by which the devices look up features of one table.
 
     Parameters
     ----------
@@ -184,7 +184,7 @@ def pooled_length(spread: Spread) -> int:
 
 @dataclass(frozen=True, eq=False)
 class _Lists:
-    """How what each device has per occurrence becomes one array with padding."""
+    """How the values of each device's occurrences become one array with padding."""
 
     spread: Spread
     length: int
@@ -209,7 +209,7 @@ class _Lists:
 def _offered(
     geometry: Geometry, spread: Spread
 ) -> tuple[list[NDArray[np.int32]], NDArray[np.int32]]:
-    """Return each device's places among the batch's distinct rows, and who has which of these."""
+    """Return each device's places among the batch's distinct rows, and those that it holds."""
     ids = [spread.ids(device) for device in range(spread.devices)]
     # The ids of one feature lie device by device already.
     whole = spread.features[0].ids if len(spread.features) == 1 else joined(ids)
@@ -224,7 +224,7 @@ def _offered(
 def _requested(
     geometry: Geometry, spread: Spread
 ) -> tuple[list[NDArray[np.int32]], NDArray[np.int32]]:
-    """Return each device's places among the rows it is sent, and who asks whom for what."""
+    """Return each device's places among the rows it is sent, and the rows asked of each."""
     requests = []
     for device in range(spread.devices):
         ids = spread.ids(device)

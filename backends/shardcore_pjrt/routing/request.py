@@ -74,7 +74,7 @@ def request_rows(
 
 
 def requested(geometry: Geometry, requests: Sequence[Request]) -> NDArray[np.int32]:
-    """Return who asks whom for which local rows, (owner, asking device, room).
+    """Return the local rows that each device asks of each owner, (owner, asking device, room).
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ def requested(geometry: Geometry, requests: Sequence[Request]) -> NDArray[np.int
 
 
 def in_order(named: Occurrences, of_row: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return what each distinct row has, for the occurrences in the order they were given in.
+    """Return each occurrence's value of its distinct row, in the order the occurrences were given.
 
     Parameters
     ----------

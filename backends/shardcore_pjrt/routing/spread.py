@@ -1,8 +1,8 @@
 """Which device owns which bags of a batch, and which rows these name.
 
-A feature of S samples gives each of D devices ``ceil(S / D)`` of them, in order; what the last
-devices lack is empty bags. A device's bags of all features are one list, feature under feature: its
-*local bags*.
+A feature of S samples gives each of D devices ``ceil(S / D)`` of them, in order; the last devices
+get empty bags for the rest. A device's bags of all features are one list, feature under feature:
+its *local bags*.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Spread:
         return slice(int(row_splits[bags.start]), int(row_splits[bags.stop]))
 
     def of_device(self, device: int, values: Sequence[NDArray[Any]]) -> NDArray[Any]:
-        """Return a device's part of what each id of each feature has: (feature, bag, position).
+        """Return a device's part of values given for each id: (feature, bag, position).
 
         A feature's values are given for its ids, in their order.
         """
@@ -93,7 +93,7 @@ class Spread:
         return np.repeat(np.arange(self.total, dtype=np.int32), self.lengths(device))
 
     def by_bag(self, given: Sequence[NDArray[Any] | None]) -> NDArray[np.float32]:
-        """Return what each feature has for its bags, per local bag, (devices, total).
+        """Return values given per feature and bag, per local bag: (devices, total).
 
         None, and the padding, become 1.
         """

@@ -14,9 +14,9 @@ exchange      where               how
 "columns"     columns cut         each device combines its columns for all bags; then they are sent
 ============  ==================  ==================================================================
 
-What "gather" moves to each device grows with the batch of all devices, what "all_to_all" moves
-does not; but the latter takes longer to start. Updates have the same choice: all gradients of bags
-to all devices, or sums of each device's own to the owners.
+The bytes that "gather" moves to each device grow with the batch of all devices, those of
+"all_to_all" do not; but the latter takes longer to start. Updates have the same choice: all
+gradients of bags to all devices, or sums of each device's own to the owners.
 
 Measured on CPU devices (XLA of jax 0.10.2, two cores, 1,000,000 x 64 float32, uniform ids, bags of
 8; medians of nine interleaved calls, in ms; update by SGD; one device: "local"):
@@ -63,7 +63,7 @@ ONE_HOT_ROWS: Final = 128
 """Rows up to which a TPU takes a product with ones instead of a gather. Not measured, and small for
 that reason: a product costs all rows of the table for each bag."""
 BLOCK_BYTES: Final = 2**19
-"""What a CPU works on at a time, of each array."""
+"""Bytes of each array that a CPU works on at a time."""
 _LEAST_BLOCK: Final = 8
 
 

@@ -1,10 +1,10 @@
-"""What devices need to apply a batch's gradients to one table: every row is updated once.
+"""The lists by which devices apply a batch's gradients to one table: every row is updated once.
 
 A device that holds rows updates those that the batch names. It works on whole lines, each taken and
-written back once; what lies in a touched line is a *sub-row*: position of the line among the
+written back once; a row's place in a touched line is a *sub-row*: position of the line among the
 touched ones times `rows_per_line`, plus the place in the line. Gradients reach it in one of two
 ways: all of them go to all devices ("gather"), and each owner sums those of its rows; or each
-device sums its own per row and sends the sums to the owners ("all_to_all"), who add them up.
+device sums its own per row and sends the sums to the owners ("all_to_all"), which add them up.
 
 Sums have the order (feature, global bag, position); with "all_to_all" each device's part of it is
 summed first.
@@ -115,7 +115,7 @@ def route_update(
     accumulate: bool,
     lazy: bool,
 ) -> UpdateRoute:
-    """Return what the devices need to apply the gradients of features of one table.
+    """Return the lists by which the devices apply the gradients of features of one table.
 
     Parameters
     ----------
@@ -245,7 +245,7 @@ def _sent(
     gains: Sequence[NDArray[Any] | None],
     arrays: dict[str, NDArray[Any]],
 ) -> tuple[list[Occurrences], int]:
-    """Add what each device sums and sends; return what each owner receives, and C."""
+    """Add the sums that each device sends; return those that each owner receives, and C."""
     gained = any(gain is not None for gain in gains)
     requests = [
         request_rows(
