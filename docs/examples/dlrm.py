@@ -1,8 +1,8 @@
 """A small DLRM: embeddings by shardcore, the rest by JAX and optax, on any backend.
 
-A synthetic log says who clicked on what; the model learns it. Its tables live where ``--backend``
-says, in this process, on simulated hosts, or cut over the devices of a mesh, and the loss is the
-same. Run it with ``--help``. It needs the packages jax and optax.
+A synthetic log holds clicks of users on items; the model learns them. Its tables live where
+``--backend`` puts them, in this process, on simulated hosts, or cut over the devices of a mesh, and
+the loss is the same. Run it with ``--help``. It needs the packages jax and optax.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _sums(
 
 
 def features() -> dict[str, sc.FeatureConfig]:
-    """Return what each feature looks up; what was seen and what is offered share a table."""
+    """Return the table of each feature; items seen and items on offer share one."""
     user = sc.TableConfig(USERS, DIM, name="user")
     item = sc.TableConfig(ITEMS, DIM, combiner="mean", layout="mod", name="item")
     tag = sc.TableConfig(TAGS, DIM, combiner="sum", name="tag")
