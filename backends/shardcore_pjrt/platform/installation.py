@@ -25,7 +25,7 @@ import operator
 import os
 import re
 from collections.abc import Iterator, Sequence
-from importlib.metadata import distributions
+from importlib.metadata import PackageNotFoundError, distributions, version
 from typing import TYPE_CHECKING, Any
 
 from shardcore.errors import (
@@ -34,14 +34,23 @@ from shardcore.errors import (
     ShardcoreValueError,
     UnavailableError,
 )
-from shardcore_pjrt.platform.pins import Pin, installed, meets, pins_of
 
 if TYPE_CHECKING:
     import jax
 
+    from shardcore_pjrt.platform.pins import Pin
+
 __all__ = ["devices_of", "require", "unavailable"]
 
 _CUDA_PLUGIN = re.compile(r"jax-(cuda\d+)-plugin")
+
+
+def _installed(name: str) -> str | None:
+    """Return the version of an installed distribution, or None."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
 
 
 def unavailable(platform: str) -> str | None:
@@ -67,8 +76,8 @@ def unavailable(platform: str) -> str | None:
     if absent is not None:
         return absent
     for owner, pin in _pins(platform):
-        found = installed(pin.name)
-        if found is not None and not meets(found, pin.specifier):
+        found = _installed(pin.name)
+        if found is not None and not pin.allows(found):
             return (
                 f"{pin.name} {found} is installed, but {owner} needs {pin.name}{pin.specifier}; "
                 f"pip install '{pin}'"
@@ -103,8 +112,8 @@ def require(platform: str) -> None:
     except Exception as error:
         extra = platform if platform in ("tpu", "cuda") else "jax"
         raise BrokenPluginError(
-            f"jax {installed('jax') or 'of unknown version'} is installed but broken: importing it "
-            f"raised {_in_one_line(error)}; pip install --force-reinstall 'shardcore[{extra}]'"
+            f"jax {_installed('jax') or 'of unknown version'} is installed but broken: importing "
+            f"it raised {_in_one_line(error)}; pip install --force-reinstall 'shardcore[{extra}]'"
         ) from error
 
 
@@ -151,13 +160,18 @@ def devices_of(
 
 
 def _absent(platform: str) -> str | None:
-    version = installed("jax")
+    found = _installed("jax")
     if not _importable("jax"):
-        if version is None:
+        if found is None:
             return "jax is not installed; pip install 'shardcore[jax]'"
         return (
-            f"jax {version} is in the list of installed distributions, but its module is not "
+            f"jax {found} is in the list of installed distributions, but its module is not "
             "there; pip install --force-reinstall 'shardcore[jax]'"
+        )
+    if not _importable("packaging"):
+        return (
+            "packaging, by which versions are compared, is not installed; "
+            "pip install 'shardcore[jax]'"
         )
     if platform == "tpu" and not _importable("libtpu") and "TPU_LIBRARY_PATH" not in os.environ:
         return "libtpu, which jax needs for TPUs, is not installed; pip install 'shardcore[tpu]'"
@@ -193,18 +207,19 @@ def _cuda_plugins() -> dict[str, str]:
 
 def _pins(platform: str) -> Iterator[tuple[str, Pin]]:
     """Yield the requirements that count for a platform, each with whose it is."""
-    for pin in pins_of("shardcore"):
-        if pin.extra == "jax" and pin.name == "jax":
+    from shardcore_pjrt.platform.pins import pins_of
+
+    for pin in pins_of("shardcore", ["jax"]):
+        if pin.name == "jax" and not pin.extras:
             yield "shardcore", pin
-    jax = f"jax {installed('jax')}"
+    jax = f"jax {_installed('jax')}"
     extras = set()
     if platform == "tpu" and "TPU_LIBRARY_PATH" not in os.environ:  # else it is no distribution's
         extras.add("tpu")
     elif platform == "cuda":
         extras.update(_cuda_plugins())
-    for pin in pins_of("jax"):
-        ours = pin.name == "jaxlib" if pin.extra is None else pin.extra in extras
-        if ours and pin.name.startswith(("jax", "libtpu")):
+    for pin in pins_of("jax", extras):
+        if pin.name.startswith(("jax", "libtpu")):
             yield jax, pin
 
 
