@@ -24,7 +24,7 @@ class SoftmaxLayer:
     ----------
     arrays : dict of str to ndarray of float32
         ``weight`` (classes, dim), ``bias`` (classes,) and the accumulator of each, updated in
-        place: what a checkpoint saves and restores.
+        place; a checkpoint saves and restores them.
     """
 
     def __init__(self, classes: int, dim: int, seed: int) -> None:

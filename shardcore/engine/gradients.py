@@ -308,8 +308,7 @@ def _not_finite(
     path: str, shape: tuple[int, ...], at: int, value: Any, dtype: np.dtype[Any]
 ) -> str:
     """Return the message of a gradient whose value at the flat position `at` is not finite."""
-    place = place_in(path, np.unravel_index(at, shape))
-    return f"{path} must be finite in {dtype}: {place} = {value}"
+    return f"{path} must be finite in {dtype}: {place_in(path, at, shape)} = {value}"
 
 
 def _check_shape(given: tuple[int, ...], shape: tuple[int, ...], path: str) -> None:

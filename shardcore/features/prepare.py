@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from shardcore._core import offsets as _offsets
 from shardcore.backend.messages import FeatureBags, TableSpec
 from shardcore.dtypes import working_dtype
-from shardcore.errors import ShardcoreIndexError, ShardcoreValueError
+from shardcore.errors import ShardcoreValueError
 from shardcore.features.config import FeatureConfig, TableConfig
 from shardcore.ids.formats import as_ragged, as_weights, dense_shape, named, placed_weights
 from shardcore.ids.own_arrays import immutable
@@ -27,6 +27,7 @@ from shardcore.ids.ragged import Ragged
 from shardcore.ids.row_splits import lengths_from_row_splits, row_ids_from_row_splits
 from shardcore.store.segment_reduce import divisors, weight_gradients
 from shardcore.store.taken_ids import take_ids_on_threads
+from shardcore.validation.integers import outside
 
 __all__ = ["FeatureInput", "PlannedFeature", "PreparedFeature", "plan_features", "prepare_feature"]
 
@@ -348,10 +349,7 @@ def _valid_ids(feature: FeatureInput, ids: Ints) -> tuple[Ints, NDArray[np.bool_
         return own, None, 0
     policy = config.invalid_ids
     if policy == "raise":
-        raise ShardcoreIndexError(
-            f"{feature.path}: ids[{bad}] = {own[bad]} is outside table {feature.table!r}: "
-            f"must be in [0, {rows})"
-        )
+        raise outside(f"{feature.path}: ids[{bad}]", own[bad], f"table {feature.table!r}", rows)
     ids = ids.copy()  # what was taken ends with the first invalid id
     valid = (ids >= 0) & (ids < rows)
     invalid = int(ids.size - np.count_nonzero(valid))

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError, shown
+from shardcore.validation.integers import place_in
 from shardcore.validation.shapes import check_rank
 
 __all__ = ["hash_ids"]
@@ -113,26 +114,22 @@ def _typed(array: NDArray[Any]) -> NDArray[Any]:
     if families <= {"integer"}:
         for number, value in enumerate(flat):
             if not -(2**63) <= value <= _WORD:
-                where = _position(number, array)
+                where = place_in("ids", number, array.shape)
                 raise ShardcoreValueError(f"ids must fit into 64 bits, got {where} = {value}")
         words = np.array([int(value) & _WORD for value in flat], np.uint64)
         return words.reshape(array.shape)
     wanted = _family(type(flat[0]))
     odd = (wanted is None or _family(type(value)) != wanted for value in flat)
     number = next(number for number, is_odd in enumerate(odd) if is_odd)
-    raise ShardcoreTypeError(f"{_RULE}, got {_position(number, array)} = {shown(flat[number])}")
+    raise ShardcoreTypeError(
+        f"{_RULE}, got {place_in('ids', number, array.shape)} = {shown(flat[number])}"
+    )
 
 
 def _family(kind: type) -> str | None:
     if issubclass(kind, str | bytes):
         return "string"
     return "integer" if issubclass(kind, int | np.integer) and kind is not bool else None
-
-
-def _position(number: int, array: NDArray[Any]) -> str:
-    if array.ndim == 0:
-        return "ids"
-    return f"ids[{', '.join(map(str, np.unravel_index(number, array.shape)))}]"
 
 
 def _hashed_integers(array: NDArray[Any], rows: int, seed: int) -> NDArray[np.int64]:

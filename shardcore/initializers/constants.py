@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-from shardcore.errors import ShardcoreIndexError, ShardcoreValueError
+from shardcore.errors import ShardcoreValueError
 from shardcore.initializers.base import (
     BLOCK_BYTES,
     INT64,
@@ -22,6 +22,7 @@ from shardcore.initializers.base import (
     rounded,
     row_ids,
 )
+from shardcore.validation.integers import outside
 from shardcore.validation.shapes import as_integer
 
 __all__ = ["Constant", "Zeros", "RowId", "FromArray"]
@@ -182,13 +183,10 @@ class FromArray:
     ) -> Array:
         """Return the values of `rows`, as the array has them; see `Initializer`."""
         ids = row_ids(rows, "rows")
-        outside = ids >= len(self.array)
-        if outside.any():
-            position = int(outside.argmax())
-            raise ShardcoreIndexError(
-                f"rows[{position}] = {ids[position]} is outside the initial values: "
-                f"must be in [0, {len(self.array)})"
-            )
+        beyond = ids >= len(self.array)
+        if beyond.any():
+            at = int(beyond.argmax())
+            raise outside(f"rows[{at}]", ids[at], "the initial values", len(self.array))
         result: Array = self.array[ids]
         return result
 

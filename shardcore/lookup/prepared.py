@@ -18,7 +18,7 @@ from shardcore._core import offsets as _offsets
 from shardcore._core import partition as _partition
 from shardcore.backend.messages import FeatureBags
 from shardcore.dtypes import KIND_OF, row_bytes, table_dtype, working_dtype
-from shardcore.errors import ShardcoreIndexError, ShardcoreTypeError, ShardcoreValueError
+from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
 from shardcore.ids.formats import as_weights
 from shardcore.ids.ragged import Ragged
 from shardcore.ids.row_splits import check_row_splits
@@ -27,6 +27,7 @@ from shardcore.lookup.serving import combine_bags
 from shardcore.store.instruction_set import best_module
 from shardcore.store.segment_reduce import COMBINERS, TYPE_NAMES, divisors
 from shardcore.validation.arrays import as_ids, read_array
+from shardcore.validation.integers import outside
 from shardcore.variable.row_store import ArrayRowStore, RowStore
 
 __all__ = ["PreparedLookup", "prepare_lookup"]
@@ -152,9 +153,7 @@ class PreparedLookup:
         bags = splits.size - 1
         bad = _first_outside[wide](ids, self._num_rows)
         if bad >= 0:
-            raise ShardcoreIndexError(
-                f"values[{bad}] = {ids[bad]} is outside the table: must be in [0, {self._num_rows})"
-            )
+            raise outside(f"values[{bad}]", ids[bad], "the table", self._num_rows)
         factors: NDArray[Any] | None = None
         if type(weights) is np.ndarray and self._is_plain_weights(weights, size):
             factors = weights

@@ -19,7 +19,7 @@ from shardcore._core import partition as _partition
 from shardcore._core import slices as _slices
 from shardcore.errors import ShardcoreIndexError, ShardcoreTypeError, ShardcoreValueError
 from shardcore.ids.own_arrays import immutable
-from shardcore.validation.integers import integers, place_in
+from shardcore.validation.integers import integers, outside, place_in
 from shardcore.validation.shapes import as_count, as_integer
 
 __all__ = ["Layout", "Partition"]
@@ -407,11 +407,7 @@ class Layout:
     def _outside(
         self, row: np.int64, flat_position: int, shape: tuple[int, ...], argument: str
     ) -> ShardcoreIndexError:
-        at = np.unravel_index(flat_position, shape)
-        return ShardcoreIndexError(
-            f"{place_in(argument, at)} = {row} is outside the table: "
-            f"must be in [0, {self.num_rows})"
-        )
+        return outside(place_in(argument, flat_position, shape), row, "the table", self.num_rows)
 
     def decompose_slice(self, rows: slice) -> list[tuple[int, slice]]:
         """Cut a slice of the table into one local slice per shard that it touches.

@@ -19,12 +19,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from shardcore.dtypes import kind_of, row_bytes, table_dtype, working_dtype
-from shardcore.errors import ShardcoreIndexError, ShardcoreTypeError, ShardcoreValueError
+from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
 from shardcore.ids.own_arrays import take_ids
 from shardcore.ids.row_splits import check_row_splits, row_ids_from_row_splits
 from shardcore.store import threads
 from shardcore.store.instruction_set import best_module
-from shardcore.validation.integers import integers
+from shardcore.validation.integers import integers, outside
 
 __all__ = [
     "COMBINERS",
@@ -108,9 +108,7 @@ def segment_reduce(
     splits = check_row_splits(row_splits, given.size)
     own, bad = take_ids(given, rows.shape[0])
     if bad >= 0:
-        raise ShardcoreIndexError(
-            f"ids[{bad}] = {own[bad]} is outside the table: must be in [0, {rows.shape[0]})"
-        )
+        raise outside(f"ids[{bad}]", own[bad], "the table", rows.shape[0])
     value = working_dtype(rows.dtype)
     gain = _values(weights, "weights", value, given.size)
     divisor = _values(divisors, "divisors", value, splits.size - 1)

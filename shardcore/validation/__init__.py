@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from shardcore.validation.arrays import as_floats, as_ids, read_array, read_numbers
-from shardcore.validation.integers import integers, place_in
+from shardcore.validation.integers import integers, outside, place_in
 from shardcore.validation.shapes import (
     as_axis,
     as_count,
@@ -30,6 +30,7 @@ __all__ = [
     "check_rank",
     "new_array",
     "integers",
+    "outside",
     "place_in",
     "as_floats",
     "as_ids",

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError, shown
-from shardcore.validation.integers import integers
+from shardcore.validation.integers import integers, place_in
 from shardcore.validation.shapes import check_rank
 
 __all__ = ["read_array", "read_numbers", "as_ids", "as_floats"]
@@ -122,7 +122,9 @@ def _read_nested(x: list[Any] | tuple[Any, ...], argument: str) -> NDArray[Any]:
         objects = np.asarray(x, dtype=object)
     except ValueError as error:
         raise ShardcoreValueError(f"{argument} must be a regular nested list: {error}") from error
-    numbers = read_numbers(objects.ravel().tolist(), lambda at: _place(argument, objects.shape, at))
+    numbers = read_numbers(
+        objects.ravel().tolist(), lambda at: place_in(argument, at, objects.shape)
+    )
     return numbers.reshape(objects.shape)
 
 
@@ -168,8 +170,3 @@ def as_floats(array: NDArray[Any], argument: str) -> NDArray[Any]:
             f"{argument} must be float16, bfloat16, float32 or float64, got dtype {array.dtype}"
         )
     return array.astype(array.dtype.newbyteorder("="), order="C", copy=False)
-
-
-def _place(argument: str, shape: tuple[int, ...], at: int) -> str:
-    index = ", ".join(str(int(i)) for i in np.unravel_index(at, shape))
-    return f"{argument}[{index}]"

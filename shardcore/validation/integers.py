@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
+from shardcore.errors import ShardcoreIndexError, ShardcoreTypeError, ShardcoreValueError
 from shardcore.validation.shapes import check_rank
 
-__all__ = ["integers", "place_in", "vector"]
+__all__ = ["integers", "outside", "place_in", "vector"]
 
 
 def integers(values: ArrayLike, argument: str) -> NDArray[np.int32] | NDArray[np.int64]:
@@ -57,24 +57,52 @@ def integers(values: ArrayLike, argument: str) -> NDArray[np.int32] | NDArray[np
     if array.dtype.kind == "u" and array.dtype.itemsize == 8:
         over = np.flatnonzero(array > np.uint64(np.iinfo(np.int64).max))
         if over.size:
-            at = np.unravel_index(over[0], array.shape)
+            at = int(over[0])
             raise ShardcoreValueError(
-                f"{place_in(argument, at)} = {array[at]} does not fit int64; "
+                f"{place_in(argument, at, array.shape)} = {array.flat[at]} does not fit int64; "
                 "hash it first with hash_ids"
             )
     wide: NDArray[np.int64] = array.astype(np.int64, order="C")
     return wide
 
 
-def place_in(argument: str, at: tuple[Any, ...]) -> str:
-    """Return how a message names one element: ``ids[2, 0]``, or ``ids`` for one of rank 0.
+def place_in(argument: str, at: int, shape: tuple[int, ...]) -> str:
+    """Return the name of an element in a message: ``ids[2, 0]``, or ``ids`` for one of rank 0.
+
+    Parameters
+    ----------
+    argument : str
+    at : int
+        The element's place in the flat array.
+    shape : tuple of int
 
     Examples
     --------
-    >>> place_in("ids", (2, 0))
-    'ids[2, 0]'
+    >>> place_in("ids", 4, (3, 2)), place_in("ids", 0, ())
+    ('ids[2, 0]', 'ids')
     """
-    return f"{argument}[{', '.join(str(int(i)) for i in at)}]" if at else argument
+    index = ", ".join(str(int(i)) for i in np.unravel_index(at, shape)) if shape else ""
+    return f"{argument}[{index}]" if index else argument
+
+
+def outside(place: str, value: Any, where: str, size: int) -> ShardcoreIndexError:
+    """Return the error for an index that is not in [0, size).
+
+    Parameters
+    ----------
+    place : str
+        The name of the element: see `place_in`.
+    value : int
+    where : str
+        Of `size` places, such as "the table".
+    size : int
+
+    Examples
+    --------
+    >>> outside("ids[3]", -1, "the table", 10)
+    ShardcoreIndexError('ids[3] = -1 is outside the table: must be in [0, 10)')
+    """
+    return ShardcoreIndexError(f"{place} = {value} is outside {where}: must be in [0, {size})")
 
 
 def vector(values: ArrayLike, argument: str) -> NDArray[np.int32] | NDArray[np.int64]:

@@ -25,7 +25,7 @@ from shardcore.errors import (
 )
 from shardcore.ids.own_arrays import take_ids
 from shardcore.validation.arrays import as_ids, read_array
-from shardcore.validation.integers import place_in
+from shardcore.validation.integers import outside, place_in
 from shardcore.variable.row_store import RowStore
 
 __all__ = ["Selection", "numpy_errors", "read", "row_blocks", "row_numbers", "select", "write"]
@@ -110,11 +110,7 @@ def row_numbers(
     ids = as_ids(np.asarray(indices) if single else read_array(indices, argument), argument)
     own, bad = take_ids(ids, num_rows)
     if bad >= 0:
-        place = np.unravel_index(bad, own.shape)
-        raise ShardcoreIndexError(
-            f"{place_in(argument, place)} = {own[place]} is outside {where}: "
-            f"must be in [0, {num_rows})"
-        )
+        raise outside(place_in(argument, bad, own.shape), own.flat[bad], where, num_rows)
     return own.astype(np.int64, copy=False)
 
 

@@ -11,9 +11,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from shardcore.errors import ShardcoreIndexError, ShardcoreTypeError, ShardcoreValueError
+from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
 from shardcore.store.scatter import scatter_rows
 from shardcore.validation.arrays import as_ids, read_array
+from shardcore.validation.integers import outside, place_in
 from shardcore.variable.indexing import numpy_errors, row_numbers
 from shardcore.variable.row_store import RowStore
 
@@ -94,9 +95,8 @@ def cast_values(values: Any, dtype: np.dtype[Any], argument: str) -> NDArray[Any
     cast = array.astype(dtype)
     if array.dtype.kind in "iu" and dtype.kind in "iu" and array.size and (cast != array).any():
         first = int(np.argmax(cast != array))
-        place = tuple(int(i) for i in np.unravel_index(first, array.shape))
-        name = f"{argument}[{', '.join(map(str, place))}]" if place else argument
-        raise ShardcoreValueError(f"{name} = {array[place]} does not fit {dtype}")
+        name = place_in(argument, first, array.shape)
+        raise ShardcoreValueError(f"{name} = {array.flat[first]} does not fit {dtype}")
     return cast
 
 
@@ -155,13 +155,12 @@ def nd_columns(indices: object, shape: tuple[int, ...]) -> tuple[NDArray[np.int6
             f"indices must have 1 to {len(shape)} places on their last axis, "
             f"got shape {array.shape}"
         )
-    outside = (array < 0) | (array >= np.array(shape[: array.shape[-1]], np.int64))
-    if outside.any():
-        place = tuple(int(i) for i in np.unravel_index(int(np.argmax(outside)), outside.shape))
-        raise ShardcoreIndexError(
-            f"indices[{', '.join(map(str, place))}] = {array[place]} is outside axis {place[-1]}: "
-            f"must be in [0, {shape[place[-1]]})"
-        )
+    beyond = (array < 0) | (array >= np.array(shape[: array.shape[-1]], np.int64))
+    if beyond.any():
+        at = int(np.argmax(beyond))
+        axis = at % array.shape[-1]
+        place = place_in("indices", at, array.shape)
+        raise outside(place, array.flat[at], f"axis {axis}", shape[axis])
     return tuple(array[..., axis] for axis in range(array.shape[-1]))
 
 

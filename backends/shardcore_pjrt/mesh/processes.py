@@ -121,7 +121,7 @@ class Processes:
         call : str
             At most 16 characters.
         parts : iterable of (str, bytes, str or ndarray)
-            Names and what is to be the same. With one process they are not looked at.
+            Names and the values that must be the same. With one process they are not read.
 
         Raises
         ------
@@ -286,7 +286,7 @@ class Processes:
         Parameters
         ----------
         parts : iterable of (str, bytes, str or ndarray)
-            What has to be the same in all processes.
+            Names and the values that must be the same in all processes.
         reads : mapping of str to callable
         write : callable
             Called in the first process.
@@ -294,7 +294,7 @@ class Processes:
         Raises
         ------
         ShardcoreError
-            What `write` or a read raised, in every process; or as `agree`.
+            The error of `write` or of a read, in every process; or as `agree`.
         """
         self.agree("save", [*parts, ("tensors", "\n".join(reads))])
         if self._own == self.numbers[0]:

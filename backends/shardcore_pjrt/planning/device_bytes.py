@@ -1,7 +1,7 @@
 """How many bytes of a TPU device's memory a table and its slots take: arithmetic, no compiler.
 
 An array of two axes is stored in tiles of 8 lines by 128 lanes, an array of one axis in pieces of
-1,024; what is smaller is rounded up to a power of two. With 128 lanes, lines fill their tiles. That
+1,024; smaller ones are rounded up to a power of two. With 128 lanes, lines fill their tiles. That
 the compiler lays tables out so is tested, not assumed.
 """
 

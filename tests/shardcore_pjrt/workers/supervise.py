@@ -12,7 +12,7 @@ import time
 
 ATTEMPTS = 5
 GRACE = 3.0
-"""Seconds that the others are given to say what they met, before they are killed."""
+"""Seconds that the others have to print their errors, before they are killed."""
 
 FLAGS = "--xla_cpu_collective_timeout_seconds=10"
 

@@ -57,4 +57,4 @@ if __name__ == "__main__":
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
-        os._exit(1)  # an ordinary exit would wait for the others, who may be dead
+        os._exit(1)  # an ordinary exit would wait for the others, which may be dead
