@@ -74,18 +74,7 @@ class DurabilityUnknownError(ShardcoreOSError):
 
 
 class UpdateRefusedError(ShardcoreValueError):
-    """A gradient on a device, tested there, was not finite: its update did nothing.
-
-    Attributes
-    ----------
-    updates : int
-        How many batches, handed to the backend without an error, did nothing: that one and those
-        after it.
-    """
-
-    def __init__(self, message: str, updates: int = 0) -> None:
-        super().__init__(message)
-        self.updates = updates
+    """A gradient on a device, tested there, was not finite: its update did nothing."""
 
 
 class UnknownPluginError(ShardcoreValueError):
