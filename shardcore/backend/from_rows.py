@@ -77,7 +77,8 @@ def first_not_finite(update: TableUpdate, value: np.dtype[Any]) -> NotFinite | N
             finite = np.isfinite(gradient.astype(value, copy=False))
         if not finite.all():
             bag, column = (int(i) for i in np.unravel_index(int(finite.argmin()), finite.shape))
-            return NotFinite(update, feature, bag, column, float(gradient[bag, column]))
+            value_there = float(gradient[bag, column])
+            return NotFinite(update.batch.table, update.origin, feature, bag, column, value_there)
     return None
 
 
@@ -95,7 +96,7 @@ def read_gradients(
         if update.check:
             found = first_not_finite(dataclasses.replace(update, gradients=given), value)
             if found is not None:
-                return [], dataclasses.replace(found, update=update)
+                return [], found
         cast = tuple(None if one is None else one.astype(value, copy=False) for one in given)
         ready.append(dataclasses.replace(update, gradients=cast, check=False))
     return ready, None

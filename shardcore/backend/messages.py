@@ -200,17 +200,19 @@ class NotFinite:
 
     Attributes
     ----------
-    update : TableUpdate
-        The one it came in, with its batch and origin.
+    table : str
+    origin : object
+        Of the update it came in.
     feature, bag, column : int
-        Where it was: the place in the update's features, and in that gradient, (bags, dim).
+        Where it was: the place in the table's features, and in that gradient, (bags, dim).
     value : float
         As it was given.
     updates : int
         How many calls of `apply` did nothing because of it.
     """
 
-    update: TableUpdate
+    table: str
+    origin: Any
     feature: int
     bag: int
     column: int

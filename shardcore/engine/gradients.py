@@ -38,18 +38,20 @@ _SMALL: Final = 1 << 14
 
 @dataclass(frozen=True, eq=False)
 class Origin:
-    """Where a table's gradients came from, for the words of a report on one of them.
+    """Where one of a table's gradients came from, for the words of a report on it.
 
     Attributes
     ----------
-    features : sequence of PlannedFeature
-    batch : Batch
-    table : PlannedTable
+    path : str
+    shape : tuple of int
+        That of the activations.
+    value : numpy.dtype
+        The working dtype.
     """
 
-    features: Sequence[PlannedFeature]
-    batch: Batch
-    table: PlannedTable
+    path: str
+    shape: tuple[int, ...]
+    value: np.dtype[Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,19 +169,28 @@ def table_updates(
             hyper[id(optimizer)],
             step,
             gradients.check,
-            Origin(features, batch, table) if gradients.check else None,
+            _origins(features, batch, table) if gradients.check else None,
         )
         for table, table_batch, own, optimizer in moving
     ]
 
 
+def _origins(features: Sequence[PlannedFeature], batch: Batch, table: PlannedTable) -> list[Origin]:
+    return [
+        Origin(
+            features[at].gradient_path,
+            (*batch.prepared[at].shape, table.spec.dim),
+            features[at].value,
+        )
+        for at in table.features
+    ]
+
+
 def described(report: NotFinite) -> str:
     """Return the message of a gradient that a backend found not finite."""
-    origin: Origin = report.update.origin
-    at, dim = origin.table.features[report.feature], origin.table.spec.dim
-    feature, shape = origin.features[at], (*origin.batch.prepared[at].shape, dim)
-    place = report.bag * dim + report.column
-    return _not_finite(feature.gradient_path, shape, place, report.value, feature.value)
+    origin: Origin = report.origin[report.feature]
+    place = report.bag * origin.shape[-1] + report.column
+    return _not_finite(origin.path, origin.shape, place, report.value, origin.value)
 
 
 def gradients_of_weights(
