@@ -185,8 +185,9 @@ def test_bad_row_ids_are_refused(row_ids: Any, num_rows: Any, error: Any, messag
 
 
 def test_a_place_is_named_by_its_indices() -> None:
-    assert place_in("ids", ()) == "ids"
-    assert place_in("ids", (np.int64(3),)) == "ids[3]"
+    assert place_in("ids", 0, ()) == "ids"
+    assert place_in("ids", np.int64(3), (7,)) == "ids[3]"
+    assert place_in("ids", 7, (2, 4)) == "ids[1, 3]"
 
 
 @settings(max_examples=200, deadline=None)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from packaging.specifiers import SpecifierSet
 from shardcore_pjrt.mesh.geometry import Geometry
 from shardcore_pjrt.planning import fits, plan
 from shardcore_pjrt.planning.ahead_of_time import Compiled, Refused
@@ -347,10 +348,12 @@ def test_without_libtpu(monkeypatch, write, capsys):
 
 def test_with_a_libtpu_of_another_jax(monkeypatch, write):
     versions = {"jax": "0.10.2", "jaxlib": "0.10.2", "libtpu": "0.0.51"}
-    pins = {"jax": [Pin("libtpu", "", "==0.0.42.*", "tpu")]}
+    pins = {"jax": [Pin("libtpu", (), SpecifierSet("==0.0.42.*"))]}
     monkeypatch.setattr(installation, "_importable", lambda module: True)
-    monkeypatch.setattr(installation, "installed", versions.get)
-    monkeypatch.setattr(installation, "pins_of", lambda name: pins.get(name, []))
+    monkeypatch.setattr(installation, "_installed", versions.get)
+    monkeypatch.setattr(
+        "shardcore_pjrt.platform.pins.pins_of", lambda name, extras: pins.get(name, [])
+    )
     monkeypatch.delenv("TPU_LIBRARY_PATH", raising=False)
     message = "libtpu 0.0.51 is installed, but jax 0.10.2 needs libtpu==0.0.42.*; pip install"
     with pytest.raises(UnavailableError, match=re.escape(message)):

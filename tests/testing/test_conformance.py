@@ -383,6 +383,7 @@ def test_third_party_optimizer_proves_itself(installed):
     assert {name: shown for name, shown in outcomes.items() if shown != "passed"} == {}
 
 
+@pytest.mark.slow
 @needs_pip
 def test_a_backend_that_keeps_rows_in_a_database_proves_itself(installed):
     outcomes = installed("acme_sqlite")
@@ -395,6 +396,7 @@ def test_a_backend_that_keeps_rows_in_a_database_proves_itself(installed):
     }
 
 
+@pytest.mark.slow
 @needs_pip
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler called cc")
 @pytest.mark.skipif(
