@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
+import shardcore
 from shardcore.errors import ShardcoreError
 from shardcore.plugins import registry
 
@@ -14,6 +16,7 @@ __all__ = ["main"]
 
 _FAILED = 2
 _INTERRUPTED = 130  # 128 + SIGINT, as shells count
+_UNREAD = 141  # 128 + SIGPIPE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,8 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        0 on success, 2 after an error, 130 after an interruption; or what a plugin's command
-        returns; its help says what the code means.
+        0 on success, 2 after an error, 130 after an interruption, 141 where the reader of the
+        output has gone; or what a plugin's command returns; its help says what the code means.
 
     Raises
     ------
@@ -39,6 +42,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments = _parser(words).parse_args(words)
         code: int | None = arguments.run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The interpreter flushes once more at its end, and would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _UNREAD
     except ShardcoreError as error:
         print(f"shardcore: error: {' '.join(str(error).split())}", file=sys.stderr)
         return _FAILED
@@ -53,6 +61,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="shardcore", description="Sharded embedding tables for any framework, on any device."
     )
+    parser.add_argument("--version", action="version", version=f"shardcore {shardcore.__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     info = commands.add_parser("info", help="versions, processor, threads, backends and plugins")
     info.set_defaults(run=_info)

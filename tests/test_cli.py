@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import subprocess
@@ -174,3 +175,31 @@ def test_the_module_of_a_command_that_is_not_run_is_not_imported() -> None:
         "assert 'shardcore_sim' in sys.modules; assert 'shardcore_sim.simulate' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, timeout=60)
+
+
+def test_the_version_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"shardcore {sc.__version__}\n"
+
+
+def test_the_package_runs_as_a_module() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "shardcore", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"shardcore {sc.__version__}\n"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="reads the output as a shell's pipe does")
+def test_a_pipe_that_is_closed_ends_the_command_quietly() -> None:
+    code = (  # more than a pipe holds, so that the command is still writing when its reader goes
+        "import sys; from shardcore import cli, info; "
+        "info.describe = lambda: ['x' * 99] * 20_000; sys.exit(cli.main(['info']))"
+    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as process:
+        assert process.stdout.readline() == "x" * 99 + "\n"
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(timeout=60) == 141

@@ -124,6 +124,10 @@ class Backend(ABC):
         self._unique_rows = 0
         self._refused: NotFinite | None = None
 
+    def __repr__(self) -> str:
+        hosts, tables = self.num_hosts, ", ".join(self.specs) or "none"
+        return f"<backend {self.name!r}: {hosts} host{'s' * (hosts != 1)}; tables: {tables}>"
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise ShardcoreTypeError(
             f"backend {self.name!r} cannot be copied or pickled: it owns its tables; get another "

@@ -326,11 +326,10 @@ class ShardedEmbedding:
         )
         if len(self._planned) > _SHOWN_TABLES:
             tables += f", ... {len(self._planned) - _SHOWN_TABLES} more"
-        pipeline = "; pipeline" if self._pipeline else ""
+        pipeline, hosts = "; pipeline" if self._pipeline else "", self._backend.num_hosts
         return (
             f"ShardedEmbedding({len(self._features)} features; tables: {tables}; "
-            f"backend {self._backend.name!r}, {self._backend.num_hosts} hosts{pipeline}; "
-            f"{state})"
+            f"backend {self._backend.name!r}, {hosts} host{'s' * (hosts != 1)}{pipeline}; {state})"
         )
 
     # --- lookup ----------------------------------------------------------------------------------

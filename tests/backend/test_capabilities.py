@@ -86,3 +86,17 @@ def test_they_must_be_a_record():
     message = "capabilities of backend 'acme' must be Capabilities or None, got ['float32']"
     with pytest.raises(ShardcoreTypeError, match=re.escape(message)):
         BackendSpec("acme", factory=dict, capabilities=["float32"])
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "text"),
+    [
+        ("cpu", {}, "<backend 'cpu': 1 host; tables: none>"),
+        ("sim", {"hosts": 3}, "<backend 'sim': 3 hosts; tables: none>"),
+    ],
+)
+def test_a_backend_shows_its_hosts_and_tables(name, options, text):
+    backend = sc.get_backend(name, **options)
+    assert repr(backend) == text
+    backend.create_table(spec())
+    assert repr(backend) == text.replace("none", "t")

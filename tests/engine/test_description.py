@@ -121,7 +121,7 @@ def test_repr_of_many_tables_is_short():
     shown = ", ".join(f"t{i} 4x2" for i in range(6))
     assert repr(e) == (
         f"ShardedEmbedding(856 features; tables: {shown}, ... 850 more; "
-        "backend 'cpu', 1 hosts; pipeline; not built)"
+        "backend 'cpu', 1 host; pipeline; not built)"
     )
 
 
