@@ -2,12 +2,14 @@
 
 A fault that its tests do not find has survived: a proof is missing. ``python tests/mutants --help``
 tells the options; `fault_list` tells what an entry holds. The exit status is 0 if every fault was
-found, and 1 if one survived, does not fit the sources any more, or could not be tried.
+found, and 1 if one survived, does not fit the sources any more, or could not be tried. A fault
+that needs a module which is not installed here is left out, and the last line counts it.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import random
 import signal
 import sys
@@ -32,11 +34,22 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--list", action="store_true", help="print the faults and end")
     parser.add_argument("--check", action="store_true", help="only look every fault up")
-    parser.add_argument("--sample", type=int, metavar="N", help="only N of them, by chance")
+    parser.add_argument("--sample", type=int, metavar="N", help="only N of those to try, by chance")
     parser.add_argument("--seed", type=int, help="of the sample and of the tests; by chance")
     parser.add_argument("--root", type=Path, default=HERE.parents[1], help="the tree")
     parser.add_argument("--faults", type=Path, default=HERE / "faults", help="the lists' folder")
     return parser.parse_args()
+
+
+def _cannot_be_tried(fault: Fault) -> bool:
+    return bool(fault.needs) and importlib.util.find_spec(fault.needs) is None
+
+
+def _not_tried(faults: list[Fault]) -> str:
+    """Return how many faults are not tried and for want of what; "" if all are."""
+    missing = sorted({fault.needs for fault in faults if _cannot_be_tried(fault)})
+    count = sum(map(_cannot_be_tried, faults))
+    return f"{count} not tried: needs {', '.join(missing)}" if missing else ""
 
 
 def _chosen(options: argparse.Namespace, seed: int) -> list[Fault]:
@@ -45,8 +58,10 @@ def _chosen(options: argparse.Namespace, seed: int) -> list[Fault]:
         for fault in read_faults(options.faults)
         if not options.names or any(name in f"{fault.part}: {fault.name}" for name in options.names)
     ]
-    if options.sample is not None and options.sample < len(faults):
-        picked = random.Random(seed).sample(range(len(faults)), options.sample)
+    if options.sample is not None:
+        faults = [fault for fault in faults if not _cannot_be_tried(fault)]
+        count = min(options.sample, len(faults))
+        picked = random.Random(seed).sample(range(len(faults)), count)
         faults = [faults[at] for at in sorted(picked)]
     return faults
 
@@ -116,8 +131,26 @@ def _try(trees: Trees, fault: Fault, sound: set[Tests]) -> tuple[str, str]:
     return "ERROR", f"pytest ended with {ended.code}:\n{ended.output[-_SHOWN:]}"
 
 
-def _plant_all(options: argparse.Namespace, faults: list[Fault], seed: int) -> int:
+def _plant_all(options: argparse.Namespace, chosen: list[Fault], seed: int) -> int:
+    faults = [fault for fault in chosen if not _cannot_be_tried(fault)]
+    for fault in chosen:
+        if fault not in faults:
+            print(f"not tried           {fault.part}: {fault.name}\n    needs {fault.needs}")
     verdicts: dict[str, list[Fault]] = {"found": [], "SURVIVED": [], "ERROR": []}
+    if faults:  # else there is nothing to build a copy for
+        _plant_each(options, faults, seed, verdicts)
+    for verdict in ("SURVIVED", "ERROR"):
+        for fault in verdicts[verdict]:
+            print(f"{verdict} {fault.part}: {fault.name}")
+    found, survived, errors = map(len, verdicts.values())
+    tried = f"{found + survived + errors} planted, {found} found"
+    print(", ".join(filter(None, (tried, _not_tried(chosen)))))
+    return int(survived + errors > 0)
+
+
+def _plant_each(
+    options: argparse.Namespace, faults: list[Fault], seed: int, verdicts: dict[str, list[Fault]]
+) -> None:
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         trees = Trees(options.root, Path(folder).resolve(), seed)
         sound = _sound_sets(trees, faults)
@@ -132,12 +165,6 @@ def _plant_all(options: argparse.Namespace, faults: list[Fault], seed: int) -> i
             print(
                 f"{verdict:<8} {spent:6.1f} s  {fault.part}: {fault.name}\n    {said}", flush=True
             )
-    for verdict in ("SURVIVED", "ERROR"):
-        for fault in verdicts[verdict]:
-            print(f"{verdict} {fault.part}: {fault.name}")
-    found, survived, errors = map(len, verdicts.values())
-    print(f"{found + survived + errors} planted, {found} found")
-    return int(survived + errors > 0)
 
 
 def _check_all(options: argparse.Namespace, faults: list[Fault]) -> int:
@@ -163,7 +190,10 @@ def main() -> int:
         return 1
     if options.list:
         for fault in faults:
-            print(f"{fault.part}: {fault.name} ({', '.join(fault.tests)})")
+            needs = f", needs {fault.needs}" if fault.needs else ""
+            print(f"{fault.part}: {fault.name} ({', '.join(fault.tests)}){needs}")
+        if not_tried := _not_tried(faults):
+            print(not_tried)
         return 0
     if options.check:
         return _check_all(options, faults)

@@ -11,6 +11,8 @@ hangs = true                        # optional: that the tests do not end counts
 crashes = true                      # optional: that the tests end by a segmentation fault does
 seconds = 300                       # optional: after which they do not
 also = [{ function = "f", text = "a", becomes = "b" }]     # optional: planted with it
+needs = "jax"                       # optional: a top-level module without which the tests are
+                                    # skipped; where it is not found, so is the fault: "not tried"
 """
 
 from __future__ import annotations
@@ -50,6 +52,7 @@ class Fault:
     hangs: bool
     crashes: bool
     seconds: float
+    needs: str = ""
 
 
 def _place(entry: dict[str, Any], where: str) -> Place:
@@ -77,6 +80,7 @@ def _fault(part: str, entry: dict[str, Any]) -> Fault:
             entry.pop("hangs", False),
             entry.pop("crashes", False),
             float(entry.pop("seconds", SECONDS)),
+            entry.pop("needs", ""),
         )
     except KeyError as error:
         raise FaultListError(f"{where} has no {error}") from None

@@ -176,6 +176,44 @@ def test_what_does_not_fit_the_sources_is_an_error(plant):
         assert [line.strip() for line in lines].count(text) == 1, (text, lines)
 
 
+@pytest.mark.slow
+def test_a_fault_whose_module_is_missing_is_not_tried_and_fails_nothing(plant):
+    add = ("add", "a + b", "a - b")
+    missing = ("blind", *add, "test_blind", "needs = 'no_such_module'")
+    there = ("there", *add, "test_add", "needs = 'json'")
+    code, lines = plant(missing, FOUND, there)
+    assert (code, lines[-1]) == (0, "2 planted, 2 found, 1 not tried: needs no_such_module")
+    at = lines.index("not tried           all: blind")
+    assert lines[at + 1] == "    needs no_such_module"
+    surviving = ("blind", *add, "test_blind", "needs = 'json'")
+    code, lines = plant(surviving)
+    assert (code, lines[-2:]) == (1, ["SURVIVED all: blind", "1 planted, 0 found"])
+
+
+def test_where_all_modules_are_missing_nothing_is_planted(plant):
+    more = [(f"n{i}", "add", "a + b", "a - b", "test_add", f"needs = 'no_{i}'") for i in range(3)]
+    code, lines = plant(*more, options=["--seed", "1"])
+    assert (code, lines[0]) == (0, "seed 1")
+    assert lines[-1] == "0 planted, 0 found, 3 not tried: needs no_0, no_1, no_2"
+
+
+def test_a_list_counts_what_is_not_tried_and_a_sample_leaves_it_out(plant):
+    missing = ("a", "add", "a + b", "a - b", "test_add", "needs = 'no_such_module'")
+    there = ("b", "add", "a + b", "a - b", "test_add", "needs = 'json'")
+    code, lines = plant(missing, there, FOUND, options=["--list"])
+    assert code == 0
+    assert lines == [
+        "all: a (test_add), needs no_such_module",
+        "all: b (test_add), needs json",
+        "all: found one (test_add)",
+        "1 not tried: needs no_such_module",
+    ]
+    code, lines = plant(missing, there, FOUND, options=["--list", "--sample", "3"])
+    assert (code, lines) == (0, ["all: b (test_add), needs json", "all: found one (test_add)"])
+    code, lines = plant(missing, options=["--check"])  # is looked up all the same
+    assert (code, lines) == (0, ["1 faults, 0 do not fit the sources"])
+
+
 def test_functions_of_cython_are_found_by_name(plant):
     kernel = [
         ("1", "total", "sum += values[i]", "sum -= values[i]", "test_add"),

@@ -19,6 +19,7 @@ import pytest
 from packaging.specifiers import SpecifierSet
 from shardcore_pjrt.platform import installation, pins
 
+import shardcore as sc
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError, UnavailableError
 
 needs_jax = pytest.mark.skipif(
@@ -378,6 +379,13 @@ def test_the_command_plan_is_listed():
     (command,) = shardcore_commands()
     assert (command.name, command.module) == ("plan", "shardcore_pjrt.planning.plan")
     assert importlib.util.find_spec(command.module) is not None
+
+
+@pytest.mark.parametrize("name", ["pjrt", "tpu"])
+def test_a_listing_shows_what_devices_can_hold(name):
+    found = sc.backends()[name].capabilities
+    assert found.dtypes == found.slot_dtypes == ("float32", "float16", "bfloat16")
+    assert (found.exchanges, found.device_arrays) == (("exact",), True)
 
 
 # ------------------------------------------------------------------------------------- pins

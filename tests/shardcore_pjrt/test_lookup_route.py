@@ -307,6 +307,16 @@ def test_no_row_is_fetched_twice(case, layout):
         np.testing.assert_array_equal(np.sort(np.concatenate(asked)), np.unique(spread.ids(device)))
 
 
+@pytest.mark.parametrize("most", [0, 1, 2])
+def test_the_room_for_rows_is_that_of_the_longest_list(most):
+    counts = np.ones(3, np.int64)
+    counts[most] = 20  # device `most` asks the last owner for 20 rows, each other one for one
+    splits = np.concatenate([[0], np.cumsum(counts)])
+    ids = np.concatenate([99 - np.arange(count) for count in counts])
+    route = check(Geometry(100, 4, 3, "row"), [FeatureBags(ids, splits)], "all_to_all")
+    assert route.shape.capacity == 32
+
+
 def test_shapes_repeat_from_batch_to_batch():
     rng = np.random.default_rng(0)
     for placement, exchange in CASES:

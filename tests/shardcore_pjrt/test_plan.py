@@ -112,6 +112,9 @@ def test_bytes_of_tables_and_slots():
     rowwise = sc.optimizers.RowwiseAdam()
     assert slot_bytes(four, np.dtype(np.float32), rowwise) == 2**18 * (64 + 1) * 4
     assert slot_bytes(four, np.dtype(np.float32), None) == 0
+    for slot_dtype, size in ((None, 4), ("table", 2)):  # None: that of sums
+        adagrad = sc.optimizers.Adagrad(slot_dtype=slot_dtype)
+        assert slot_bytes(four, np.dtype(np.float16), adagrad) == 2**18 * 64 * size
     wide = Geometry(9, 200, 1, "table", 128)  # 9 rows of 256 lanes become 16
     assert table_bytes(wide, np.dtype(np.float32)) == 16 * 256 * 4
 
@@ -137,6 +140,19 @@ def test_whole_tables_go_to_the_emptiest_devices(write):
     counted = counted_plan(load_model(write(text)), topology("v5e:2x2"))
     assert [one.home for one in counted.tables] == [0, 1, 2, 3, 2]
     assert counted.fullest == 0
+
+
+def test_slots_weigh_on_the_device_of_their_table(write):
+    text = "batch = 8\n"
+    for name, rows, optimizer in (
+        ("a", 100, "Adagrad"),  # as heavy as 200 rows
+        *((name, 150, "SGD") for name in "bcd"),
+        ("e", 1, "SGD"),
+    ):
+        text += f'[[table]]\nname = "{name}"\nrows = {rows}\ndim = 128\nplacement = "table"\n'
+        text += f'optimizer = "{optimizer}"\n'
+    counted = counted_plan(load_model(write(text)), topology("v5e:2x2"))
+    assert [one.home for one in counted.tables] == [0, 1, 2, 3, 1]
 
 
 def test_the_example_on_listed_topologies():

@@ -164,6 +164,7 @@ REFUSED = {
     "ids": differs("lookup", "ids of feature 0 of table 't'"),
     "number of bags": differs("lookup", "ids of feature 0 of table 't'"),
     "weights": differs("lookup", "weights of feature 0 of table 't'"),
+    "divisors": differs("lookup", "divisors of feature 0 of table 't'"),
     "gradients": differs("apply", "gradient 0 of table 't'"),
     "learning rate": differs("apply", "hyper-parameters of table 't'"),
     "step": differs("apply", "step of table 't'"),

@@ -101,6 +101,8 @@ def refuses(folder):
     found["ids"] = told(lambda: e({"a": [[1, 2 + me], [3]]}))
     found["number of bags"] = told(lambda: e({"a": [[1]] * (4 + me)}))
     found["weights"] = told(lambda: e({"a": [[1, 2]]}, {"a": np.array([1.0, 2.0 + me])}))
+    combined = engine({"combiner": "sqrtn" if me else "mean"})
+    found["divisors"] = told(lambda: combined({"a": [[1, 2]]}))
     e.enqueue({"a": [[1], [2]]})
     e.dequeue()
     ones = np.ones((2, 4), np.float32)

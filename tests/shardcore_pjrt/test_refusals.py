@@ -1,0 +1,52 @@
+"""Gradients that are not finite: nothing from that batch on, and a report of its first one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("jax")
+
+import jax
+from jax.sharding import Mesh
+from shardcore_pjrt.mesh.placing import over_devices
+from shardcore_pjrt.programs.compiled import Programs
+from shardcore_pjrt.programs.refusals import Refusals
+
+from shardcore.backend import TableBatch, TableUpdate
+
+
+@pytest.fixture
+def mesh():
+    return Mesh(np.array(jax.devices("cpu")[:2]), ("x",))
+
+
+def update_of(mesh, *gradients, table="t", check=True):
+    placed = tuple(jax.device_put(each, over_devices(mesh)) for each in gradients)
+    return TableUpdate(TableBatch(table, ()), placed, (), 1, check, origin=f"of {table}")
+
+
+def test_the_first_refused_batch_is_reported_with_its_place(mesh):
+    refusals = Refusals(mesh, Programs())
+    good, spoilt = np.ones((4, 3), np.float32), np.ones((6, 3), np.float32)
+    spoilt[5, 1], spoilt[3, 2] = np.nan, np.inf
+    first = [update_of(mesh, good)]
+    bad = [update_of(mesh, good), update_of(mesh, good, spoilt, table="u")]
+    worse = [update_of(mesh, spoilt)]
+    go = [bool(refusals.test(updates)) for updates in (first, bad, worse, first)]
+    assert go == [True, False, False, False]
+    report = refusals.report(wait=True)
+    assert (report.table, report.origin) == ("u", "of u")
+    assert (report.feature, report.bag, report.column, report.value) == (1, 3, 2, np.inf)
+    assert report.updates == 3  # it, and the two after it
+    assert refusals.report(wait=True) is None
+    assert bool(refusals.test(first))
+
+
+def test_unchecked_gradients_and_those_beside_them(mesh):
+    refusals = Refusals(mesh, Programs())
+    nan = np.full((2, 3), np.nan, np.float32)
+    assert bool(refusals.test([update_of(mesh, nan, check=False)]))
+    beside = [update_of(mesh, nan, check=False), update_of(mesh, nan, table="u")]
+    assert not bool(refusals.test(beside))
+    assert refusals.report(wait=True).table == "u"
