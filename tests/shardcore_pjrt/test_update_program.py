@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -220,12 +222,17 @@ def made(name, settings):
     return getattr(optimizers, name)(learning_rate=0.1, **settings)
 
 
+def shown(value):
+    """A parameter as the name of a case; functions without their address, which no two runs share."""
+    return re.sub(r" at 0x\w+", "", str(value))
+
+
 CASES = [
     (name, settings) for name in registry.optimizers() for settings in SETTINGS.get(name, [{}])
 ]
 
 
-@pytest.mark.parametrize(("name", "settings"), CASES, ids=str)
+@pytest.mark.parametrize(("name", "settings"), CASES, ids=shown)
 @named([(1, "row", "local"), (4, "row", "all_to_all")])
 def test_every_optimizer(devices, placement, exchange, name, settings):
     geometry = Geometry(ROWS, DIM, devices, placement, 128, "mod")
