@@ -132,7 +132,7 @@ def trained(optimizer, dtype, placement, layout, backend, options, steps=3):
 
 
 def shown(value):
-    """A parameter as the name of a case; functions without their address, which no two runs share."""
+    """A parameter as the name of a case; functions without their address, which changes."""
     return re.sub(r" at 0x\w+", "", str(value))
 
 

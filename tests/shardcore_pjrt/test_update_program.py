@@ -223,7 +223,7 @@ def made(name, settings):
 
 
 def shown(value):
-    """A parameter as the name of a case; functions without their address, which no two runs share."""
+    """A parameter as the name of a case; functions without their address, which changes."""
     return re.sub(r" at 0x\w+", "", str(value))
 
 
