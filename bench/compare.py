@@ -25,7 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import shardcore as sc
-from shardcore.store import StoreTable, instruction_set, segment_reduce
+from shardcore.store import StoreTable, instruction_set
+from shardcore.store.segment_reduce import segment_reduce
 
 from .peers import (
     PEERS,
