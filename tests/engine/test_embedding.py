@@ -101,7 +101,7 @@ def test_life_from_build_to_close(where):
         {"a": FeatureConfig(table)}, optimizer=sc.optimizers.Adagrad(learning_rate=1.0), **where
     ) as e:
         shown = "ShardedEmbedding(1 features; tables: user 6x2; backend "
-        shown += f"{where['backend']!r}, {hosts} hosts; "
+        shown += f"{where['backend']!r}, {hosts} host{'s' * (e._backend.num_hosts != 1)}; "
         assert repr(e) == shown + "not built)"
         e.build()
         e.build()
