@@ -92,7 +92,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardcore.backend.capabilities import Capabilities
-from shardcore.backend.from_rows import dots_from_rows, lookup_from_rows, read_gradients, staged
+from shardcore.backend.from_rows import dots_from_rows, gradients_on_host, lookup_from_rows, staged
 from shardcore.backend.messages import NotFinite, TableBatch, TableSpec, TableUpdate
 from shardcore.backend.process_group import ProcessGroup
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
@@ -285,7 +285,7 @@ class Backend(ABC):
             Those of one batch, at most one per table. An override adds the rows they touch by
             `count_unique_rows`.
         """
-        ready, found = read_gradients(updates, self.specs)
+        ready, found = gradients_on_host(updates, self.specs)
         refused = self._refused or found
         if refused is not None:
             self._refused = dataclasses.replace(refused, updates=refused.updates + 1)

@@ -20,7 +20,7 @@ from shardcore.store.row_update import RowUpdate
 from shardcore.store.segment_reduce import reduce_bags, row_dots
 from shardcore.store.update import update_rows
 
-__all__ = ["dots_from_rows", "first_not_finite", "lookup_from_rows", "read_gradients", "staged"]
+__all__ = ["dots_from_rows", "gradients_on_host", "lookup_from_rows", "staged"]
 
 Gather: TypeAlias = Callable[[str, str | None, NDArray[np.int64]], NDArray[Any]]
 Write: TypeAlias = tuple[str, str | None, NDArray[np.int64], NDArray[Any]]
@@ -60,46 +60,50 @@ def dots_from_rows(
     return dots
 
 
-def first_not_finite(update: TableUpdate, value: np.dtype[Any]) -> NotFinite | None:
-    """Return a report of the first value of a host's gradients that is not finite as `value`.
-
-    Examples
-    --------
-    >>> update = TableUpdate(TableBatch("t", ()), (None, np.array([[0.0], [np.inf]])), (), 1)
-    >>> found = first_not_finite(update, np.dtype("float32"))
-    >>> found.feature, found.bag, found.column, found.value
-    (1, 1, 0, inf)
-    """
-    for feature, gradient in enumerate(update.gradients):
-        if gradient is None:
-            continue
-        with np.errstate(over="ignore"):  # reported, with its position
-            finite = np.isfinite(gradient.astype(value, copy=False))
-        if not finite.all():
-            bag, column = (int(i) for i in np.unravel_index(int(finite.argmin()), finite.shape))
-            value_there = float(gradient[bag, column])
-            return NotFinite(update.batch.table, update.origin, feature, bag, column, value_there)
-    return None
-
-
-def read_gradients(
+def gradients_on_host(
     updates: Sequence[TableUpdate], specs: Mapping[str, TableSpec]
 ) -> tuple[list[TableUpdate], NotFinite | None]:
     """Return updates whose gradients are NumPy arrays of the working dtype, and what is not finite.
 
     Only updates that ask for it are tested.
+
+    Examples
+    --------
+    >>> spec = TableSpec("t", 4, 1, np.dtype("float32"), np.zeros, 0)
+    >>> gradients = (None, np.array([[0.0], [np.inf]]))
+    >>> update = TableUpdate(TableBatch("t", ()), gradients, (), 1, check=True)
+    >>> _, found = gradients_on_host([update], {"t": spec})
+    >>> found.feature, found.bag, found.column, found.value
+    (1, 1, 0, inf)
     """
     ready = []
     for update in updates:
         value = working_dtype(specs[update.batch.table].dtype)
-        given = tuple(None if one is None else np.asarray(one) for one in update.gradients)
+        given = [None if one is None else np.asarray(one) for one in update.gradients]
+        with np.errstate(over="ignore"):  # reported, with its position, or consented to
+            cast = [None if one is None else one.astype(value, copy=False) for one in given]
         if update.check:
-            found = first_not_finite(dataclasses.replace(update, gradients=given), value)
+            found = _first_not_finite(update, given, cast)
             if found is not None:
                 return [], found
-        cast = tuple(None if one is None else one.astype(value, copy=False) for one in given)
-        ready.append(dataclasses.replace(update, gradients=cast, check=False))
+        ready.append(dataclasses.replace(update, gradients=tuple(cast), check=False))
     return ready, None
+
+
+def _first_not_finite(
+    update: TableUpdate,
+    given: Sequence[NDArray[Any] | None],
+    cast: Sequence[NDArray[Any] | None],
+) -> NotFinite | None:
+    for feature, (gradient, worked) in enumerate(zip(given, cast, strict=True)):
+        if gradient is None or worked is None:
+            continue
+        finite = np.isfinite(worked)
+        if not finite.all():
+            bag, column = divmod(int(finite.argmin()), finite.shape[1])
+            table, shown = update.batch.table, float(gradient[bag, column])
+            return NotFinite(table, update.origin, feature, bag, column, shown)
+    return None
 
 
 def staged(spec: TableSpec, update: TableUpdate, gather: Gather) -> tuple[list[Write], int]:

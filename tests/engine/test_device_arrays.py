@@ -14,7 +14,7 @@ from shardcore_cpu.backend import CpuBackend
 
 import shardcore as sc
 from shardcore.backend import Capabilities
-from shardcore.backend.from_rows import read_gradients
+from shardcore.backend.from_rows import gradients_on_host
 from shardcore.checkpoint.state import SavedTensor
 from shardcore.errors import (
     NotCommittedError,
@@ -83,7 +83,7 @@ class Deferring(CpuBackend):
 
     def apply(self, updates):
         self.seen += [gradient for update in updates for gradient in update.gradients]
-        ready, found = read_gradients(updates, self.specs)
+        ready, found = gradients_on_host(updates, self.specs)
         with self.lock:
             report = self.report or found
             if report is not None:
@@ -92,7 +92,7 @@ class Deferring(CpuBackend):
         super().apply(ready)
 
     def weight_dots(self, update):
-        (ready,), _ = read_gradients([dataclasses.replace(update, check=False)], self.specs)
+        (ready,), _ = gradients_on_host([dataclasses.replace(update, check=False)], self.specs)
         return super().weight_dots(ready)
 
     def close(self):

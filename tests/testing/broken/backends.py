@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from shardcore.backend import Capabilities, FeatureBags, TableBatch, TableUpdate
-from shardcore.backend.from_rows import read_gradients
+from shardcore.backend.from_rows import gradients_on_host
 from shardcore.errors import ShardcoreValueError
 from shardcore.sharding import Layout
 from shardcore.testing import BackendConformance, ModelBackend
@@ -489,6 +489,20 @@ class DeviceArray:
         return np.array(self.array, dtype)
 
 
+class Inexact(ModelBackend):
+    """Its bags and gradients are off by a few units in the last place."""
+
+    def _combined(self, table, bags):
+        out = super()._combined(table, reversed_bags(bags))
+        return (out * (1 + 3e-7)).astype(out.dtype)
+
+    def _received(self, update):
+        return {
+            row: [(grad * (1 - 3e-7)).astype(grad.dtype) for grad in gradients]
+            for row, gradients in super()._received(update).items()
+        }
+
+
 class Device(ModelBackend):
     """Tables on a device, without float64; reports what it refused when it is asked."""
 
@@ -513,7 +527,7 @@ class Device(ModelBackend):
         return isinstance(gradient, DeviceArray)
 
     def on_host(self, updates):
-        return read_gradients(updates, self.specs)
+        return gradients_on_host(updates, self.specs)
 
     def apply(self, updates):
         ready, found = self.on_host(updates)
@@ -528,18 +542,8 @@ class Device(ModelBackend):
         return super().weight_dots(ready)
 
 
-class InexactDevice(Device):
-    """Its bags and gradients are off by a few units in the last place."""
-
-    def _combined(self, table, bags):
-        out = super()._combined(table, reversed_bags(bags))
-        return (out * (1 + 3e-7)).astype(out.dtype)
-
-    def _received(self, update):
-        return {
-            row: [(grad * (1 - 3e-7)).astype(grad.dtype) for grad in gradients]
-            for row, gradients in super()._received(update).items()
-        }
+class InexactDevice(Inexact, Device):
+    """Inexact, and with arrays of its own."""
 
 
 class DeviceSuite(Suite):
@@ -636,20 +640,6 @@ class TestGivesActivationsThatChange(DeviceSuite):
                     one.array[...] = 0
             self.last = super().lookup(batches)
             return self.last
-
-
-class Inexact(ModelBackend):
-    """Sums in float64 and in another order: off in the last places only."""
-
-    def _combined(self, table, bags):
-        out = super()._combined(table, reversed_bags(bags))
-        return (out * (1 + 3e-7)).astype(out.dtype)
-
-    def _received(self, update):
-        return {
-            row: [(grad * (1 - 3e-7)).astype(grad.dtype) for grad in gradients]
-            for row, gradients in super()._received(update).items()
-        }
 
 
 class TestInexactAndSaysSo(Suite):
