@@ -267,10 +267,7 @@ class SimBackend(Backend):
             self._restored = {
                 (name, slot): np.zeros(spec.num_rows, np.bool_)
                 for name, spec in self.specs.items()
-                for slot in (
-                    None,
-                    *(one.name for one in spec.slots),
-                )
+                for slot in spec.arrays
             }
 
     def _end_restore(self) -> None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from shardcore.backend.messages import TableSpec
 from shardcore.dtypes import TABLE_DTYPES
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
 
-__all__ = ["Capabilities"]
+__all__ = ["EXCHANGES", "LAYOUTS", "PLACEMENTS", "Capabilities"]
+
+PLACEMENTS: Final = ("row", "table", "column", "replicated")
+EXCHANGES: Final = ("exact", "partial")
+LAYOUTS: Final = ("div", "mod")
 
 
 @dataclass(frozen=True)
@@ -43,9 +47,9 @@ slot_dtypes=None)
     """
 
     dtypes: tuple[str, ...] = TABLE_DTYPES
-    placements: tuple[str, ...] = ("row", "table", "column", "replicated")
-    exchanges: tuple[str, ...] = ("exact", "partial")
-    layouts: tuple[str, ...] = ("div", "mod")
+    placements: tuple[str, ...] = PLACEMENTS
+    exchanges: tuple[str, ...] = EXCHANGES
+    layouts: tuple[str, ...] = LAYOUTS
     quantization: bool = True
     device_arrays: bool = False
     slot_dtypes: tuple[str, ...] | None = None
@@ -67,13 +71,13 @@ slot_dtypes=None)
             If it has another placement, exchange or layout, or a quantization.
         """
         table, where = f"table {spec.name!r}", f"on backend {backend!r}"
-        dtypes = [(table, spec.dtype, self.dtypes)]
-        for slot in spec.slots:
-            kept = slot.storage_dtype(spec.dtype)
-            dtypes.append(
-                (f"slot {slot.name!r} of {table}", kept, self.slot_dtypes or (kept.name,))
-            )
-        for what, dtype, known in dtypes:
+        stored = [(table, spec.dtype, self.dtypes)]
+        if self.slot_dtypes is not None:
+            stored += [
+                (f"slot {one.name!r} of {table}", one.storage_dtype(spec.dtype), self.slot_dtypes)
+                for one in spec.slots
+            ]
+        for what, dtype, known in stored:
             if dtype.name not in known:
                 raise ShardcoreTypeError(
                     f"{what} must have dtype {_one_of(known, str)} {where}, got {dtype.name}"

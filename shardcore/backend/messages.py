@@ -63,6 +63,11 @@ class TableSpec:
         """The optimizer's slots; none without an optimizer."""
         return () if self.optimizer is None else tuple(self.optimizer.slots)
 
+    @property
+    def arrays(self) -> tuple[str | None, ...]:
+        """The names of what is stored: None for the weights, then those of the slots."""
+        return (None, *(one.name for one in self.slots))
+
     def stored_as(self, slot: str | None) -> tuple[tuple[int, int], np.dtype[Any]]:
         """Return the shape and dtype in which the weights, or a slot, are stored.
 

@@ -144,19 +144,18 @@ class Building:
         self._drop_unfinished()  # of a build that was cut short before it could
         try:
             for spec in specs:
-                self._unfinished.append(spec.name)
+                if spec.name not in self._backend.specs:  # else another engine's; refused below
+                    self._unfinished.append(spec.name)
                 self._create_table(spec)
         except BaseException:
             self._backend.change(self._drop_unfinished)
             raise
 
     def _create_table(self, spec: TableSpec) -> None:
-        if spec.name in self._backend.specs:
-            self._unfinished.remove(spec.name)  # it is another engine's; create_table says so
         try:
             self._backend.create_table(spec)
         except MemoryError as error:
-            arrays = [spec.stored_as(slot) for slot in (None, *(one.name for one in spec.slots))]
+            arrays = [spec.stored_as(slot) for slot in spec.arrays]
             size = sum(math.prod(shape) * dtype.itemsize for shape, dtype in arrays)
             raise ShardcoreMemoryError(
                 f"table {spec.name!r} of {spec.num_rows} x {spec.dim} {spec.dtype} has no room: "

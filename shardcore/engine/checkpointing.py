@@ -49,12 +49,10 @@ def embedding_metadata(tables: Sequence[PlannedTable], step: int, seed: int) -> 
 
 def _tensors(spec: TableSpec) -> dict[str, tuple[str | None, tuple[int, int], np.dtype[Any]]]:
     """Return tensor name -> (slot or None, shape, dtype) of a table."""
-    found: dict[str, tuple[str | None, tuple[int, int], np.dtype[Any]]] = {
-        spec.name: (None, *spec.stored_as(None))
+    return {
+        spec.name if slot is None else f"{spec.name}/{slot}": (slot, *spec.stored_as(slot))
+        for slot in spec.arrays
     }
-    for slot in spec.slots:
-        found[f"{spec.name}/{slot.name}"] = (slot.name, *spec.stored_as(slot.name))
-    return found
 
 
 def embedding_sources(tables: Sequence[PlannedTable], backend: Backend) -> list[TensorSource]:

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from shardcore.backend.capabilities import EXCHANGES, LAYOUTS, PLACEMENTS
 from shardcore.backend.quantization import QuantizationConfig
 from shardcore.dtypes import table_dtype, working_dtype
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError, shown
@@ -22,9 +23,6 @@ __all__ = ["FeatureConfig", "InvalidIds", "TableConfig", "table_names"]
 InvalidIds: TypeAlias = Literal["raise", "drop", "zero", "clip"] | int
 
 _COMBINERS: Final = ("mean", "sum", "sqrtn")
-_LAYOUTS: Final = ("div", "mod")
-_PLACEMENTS: Final = ("row", "table", "column", "replicated")
-_EXCHANGES: Final = ("exact", "partial")
 _INVALID_IDS: Final = ("raise", "drop", "zero", "clip")
 _MAX_ROWS: Final = np.iinfo(np.int64).max
 
@@ -92,9 +90,9 @@ class TableConfig:
         dtype = table_dtype(self.dtype)
         for argument, allowed in (
             ("combiner", _COMBINERS),
-            ("layout", _LAYOUTS),
-            ("placement", _PLACEMENTS),
-            ("exchange", _EXCHANGES),
+            ("layout", LAYOUTS),
+            ("placement", PLACEMENTS),
+            ("exchange", EXCHANGES),
         ):
             _check_choice(getattr(self, argument), argument, allowed)
         _check_name(self.name)
