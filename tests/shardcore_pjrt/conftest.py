@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 
 import pytest
 
@@ -52,6 +53,11 @@ class ModuleThatMayNeedJax(pytest.Module):
 def pytest_pycollect_makemodule(module_path, parent):
     # A module that is not found may be a plain mistake where jax is there.
     return None if HAS_JAX else ModuleThatMayNeedJax.from_parent(parent, path=module_path)
+
+
+def pytest_make_parametrize_id(val):
+    """Name a case by its settings; functions without their address, which differs by process."""
+    return re.sub(r" at 0x\w+", "", str(val)) if isinstance(val, dict) else None
 
 
 def pytest_collection_modifyitems(items):

@@ -50,3 +50,32 @@ def test_unchecked_gradients_and_those_beside_them(mesh):
     beside = [update_of(mesh, nan, check=False), update_of(mesh, nan, table="u")]
     assert not bool(refusals.test(beside))
     assert refusals.report(wait=True).table == "u"
+
+
+class Unfinished:
+    """A value on a device whose program runs until the host asks for the value itself."""
+
+    def __init__(self):
+        self.asked = 0
+
+    def is_ready(self):
+        return False
+
+    def __bool__(self):
+        self.asked += 1
+        return True
+
+
+def test_a_report_waits_only_for_batches_that_are_long_past(mesh, monkeypatch):
+    monkeypatch.setattr("shardcore_pjrt.programs.refusals.fetched", lambda value: value)
+    values = [Unfinished() for _ in range(11)]
+    tests = iter(values)
+    programs = Programs()
+    monkeypatch.setattr(programs, "get", lambda *_: lambda *_: (next(tests), [(0, 0.0)]))
+    refusals = Refusals(mesh, programs)
+    for _ in values:
+        refusals.test([update_of(mesh, np.ones((4, 3), np.float32))])
+    assert refusals.report(wait=False) is None
+    assert [value.asked for value in values] == [1] * 3 + [0] * 8
+    assert refusals.report(wait=True) is None
+    assert [value.asked for value in values] == [1] * 11

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import pytest
 
@@ -222,17 +220,12 @@ def made(name, settings):
     return getattr(optimizers, name)(learning_rate=0.1, **settings)
 
 
-def shown(value):
-    """A parameter as the name of a case; functions without their address, which changes."""
-    return re.sub(r" at 0x\w+", "", str(value))
-
-
 CASES = [
     (name, settings) for name in registry.optimizers() for settings in SETTINGS.get(name, [{}])
 ]
 
 
-@pytest.mark.parametrize(("name", "settings"), CASES, ids=shown)
+@pytest.mark.parametrize(("name", "settings"), CASES)
 @named([(1, "row", "local"), (4, "row", "all_to_all")])
 def test_every_optimizer(devices, placement, exchange, name, settings):
     geometry = Geometry(ROWS, DIM, devices, placement, 128, "mod")

@@ -176,6 +176,11 @@ def test_a_layout_tells_how_it_was_made(layout: Layout, text: str, contiguous: b
             "sizes must be a sequence of integers >= 0, got 3",
         ),
         (
+            lambda: Layout.of("ranges", 4, 2),
+            ShardcoreValueError,
+            "strategy must be 'div' or 'mod', got 'ranges'",
+        ),
+        (
             lambda: Layout.div(4, 2).row_range(2),
             ShardcoreIndexError,
             "shard 2 is out of range: must be in [0, 2)",
