@@ -11,7 +11,7 @@ order in which the *configuration* has them; a mapping's keys are not sorted.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError, shown
@@ -69,18 +69,22 @@ def flatten(
     [("features['b']", 1), ("features['a'][0]", 2), ("features['a'][1]", 3)]
     """
     leaves: list[tuple[str, Any]] = []
-
-    def collect(part: Any, path: str, depth: int) -> None:
-        if is_leaf(part):
-            leaves.append((path, part))
-            return
-        if depth == _DEEPEST:
-            raise ShardcoreValueError(f"{what} must be nested at most {_DEEPEST} deep, got deeper")
-        for _, suffix, entry in entries_of(part, path):
-            collect(entry, path + suffix, depth + 1)
-
-    collect(structure, what, 0)
+    _collect(structure, what, 0, is_leaf, what, leaves)
     return leaves
+
+
+def _collect(
+    part: Any, path: str, depth: int, is_leaf: IsLeaf, what: str, leaves: list[tuple[str, Any]]
+) -> None:
+    # A function of the module, as `_rebuilt`: one that called itself out of its own closure would
+    # be part of a cycle, and hold what it was given until the garbage collector comes.
+    if is_leaf(part):
+        leaves.append((path, part))
+        return
+    if depth == _DEEPEST:
+        raise ShardcoreValueError(f"{what} must be nested at most {_DEEPEST} deep, got deeper")
+    for _, suffix, entry in entries_of(part, path):
+        _collect(entry, path + suffix, depth + 1, is_leaf, what, leaves)
 
 
 def flatten_like(
@@ -163,14 +167,14 @@ def unflatten(structure: Any, leaves: Iterable[Any], is_leaf: IsLeaf = is_featur
         raise ShardcoreValueError(
             f"leaves must be as many as the structure has, {places}, got {len(given)}"
         )
-    remaining = iter(given)
+    return _rebuilt(structure, iter(given), is_leaf)
 
-    def rebuild(part: Any) -> Any:
-        if is_leaf(part):
-            return next(remaining)
-        return with_entries(part, [rebuild(entry) for *_, entry in entries_of(part, "structure")])
 
-    return rebuild(structure)
+def _rebuilt(part: Any, remaining: Iterator[Any], is_leaf: IsLeaf) -> Any:
+    if is_leaf(part):
+        return next(remaining)
+    entries = [_rebuilt(entry, remaining, is_leaf) for *_, entry in entries_of(part, "structure")]
+    return with_entries(part, entries)
 
 
 def entries_of(container: Any, path: str) -> list[tuple[Any, str, Any]]:

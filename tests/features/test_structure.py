@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import re
+import weakref
 from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -231,3 +233,16 @@ def test_leaves_that_are_too_few_or_too_many():
             ShardcoreValueError, f"leaves must be as many as the structure has, 2, got {count}"
         ):
             unflatten([feature(), feature()], range(count))
+
+
+def test_nothing_is_held_until_the_garbage_collector_comes() -> None:
+    leaf = np.zeros(3)
+    known = weakref.ref(leaf)
+    gc.disable()
+    try:
+        assert unflatten({"a": [1]}, [leaf], lambda x: x == 1)["a"][0] is leaf
+        assert flatten({"a": [leaf]}, lambda x: isinstance(x, np.ndarray))[0][1] is leaf
+        del leaf
+        assert known() is None
+    finally:
+        gc.enable()
