@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from shardcore.backend import TableSpec, TableUpdate
 from shardcore.dtypes import working_dtype
 from shardcore.initializers import Zeros, fill
+from shardcore.memory import aligned_zeros
 from shardcore.optimizer import constant_of, fill_slots, initial_slots
 from shardcore.sharding import Layout
 from shardcore.store import (
@@ -31,7 +32,6 @@ from shardcore.store import (
     ReadWriteLock,
     RowUpdate,
     StoreTable,
-    aligned_zeros,
     reduce_bags,
     row_dots,
 )

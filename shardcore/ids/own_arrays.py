@@ -7,26 +7,17 @@ and is handed out lies in immutable memory.
 
 from __future__ import annotations
 
-import mmap
-import sys
-import threading
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardcore._core import partition as _partition
+from shardcore.memory import pool
 
-__all__ = ["immutable", "room", "take_ids", "take_into"]
+__all__ = ["immutable", "take_ids", "take_into"]
 
 Ints = NDArray[np.int32] | NDArray[np.int64]
-
-_LEAST: Final = 1 << 18
-_MOST: Final = 1 << 24
-_KEPT: Final = 4
-_GIL: Final = getattr(sys, "_is_gil_enabled", lambda: True)()  # without it references are estimates
-_blocks: list[NDArray[np.uint8]] = []
-_lock = threading.Lock()
 
 # Bodies are chosen once: to choose one takes as long as to run it on a few ids.
 _fused: Any = _partition.take_ids
@@ -58,9 +49,9 @@ def take_ids(given: Ints, num_rows: int) -> tuple[Ints, int]:
     """
     own: Ints
     if given.ndim == 1:
-        own = room(given.size, given.dtype)
+        own = pool.empty(given.size, given.dtype)
         return own, take_into(given, num_rows, own)
-    own = room(given.size, given.dtype).reshape(given.shape)
+    own = pool.empty(given.size, given.dtype).reshape(given.shape)
     return own, take_into(given.reshape(-1), num_rows, own.reshape(-1))
 
 
@@ -68,41 +59,6 @@ def take_into(given: Ints, num_rows: int, own: Ints) -> int:
     """Copy ids to `own`, of their dtype and shape (n,), and return the first bad place or -1."""
     bad: int = _take[own.dtype](given, num_rows, own)
     return bad
-
-
-def room(count: int, dtype: np.dtype[Any]) -> Ints:
-    """Return memory for so many ids: where they are many, what an earlier batch has let go.
-
-    Fresh memory of some MiB costs a page fault for every 4 KiB, more than the copying.
-    """
-    size = count * dtype.itemsize
-    # Never waits: a lock that a fork or an interrupt left locked only costs the page faults.
-    if not _LEAST <= size <= _MOST or not _GIL or not _lock.acquire(blocking=False):
-        return np.empty(count, dtype)
-    try:
-        for block, references in zip(_blocks, _references(_blocks), strict=True):
-            if block.nbytes >= size and references == _UNUSED:
-                return block[:size].view(dtype)
-        # Mapped by itself: a large block that stays would have the heap give its end back to the
-        # system after every call, and take it again, page by page, for the next result.
-        block = np.frombuffer(mmap.mmap(-1, size), np.uint8)
-        _blocks.append(block)
-        del _blocks[:-_KEPT]
-        return block[:size].view(dtype)
-    finally:
-        _lock.release()
-
-
-def _references(blocks: list[NDArray[np.uint8]]) -> list[int]:
-    """Return how many references each block has here; every view of it is one more."""
-    counts = []
-    for block in blocks:
-        counts.append(sys.getrefcount(block))
-    return counts
-
-
-# Measured, since Pythons differ in which of their own references they count.
-(_UNUSED,) = _references([np.empty(1, np.uint8)])
 
 
 def immutable(array: NDArray[Any]) -> NDArray[Any]:

@@ -3,7 +3,6 @@
 ::
 
     instruction_set   which compiled body of the row kernels runs here
-    memory            aligned, zeroed, huge-page-friendly arrays
     lock              locks that no interrupt splits; what a fork waits for    (compiled)
     work              the one pool of threads; changes that run to their end   (compiled)
     threads           how many threads, and how work is cut over them
@@ -25,7 +24,6 @@ import numpy.ma  # noqa: F401
 
 from shardcore.store.instruction_set import best_module
 from shardcore.store.lock import Mutex, ReadWriteLock, calling_thread
-from shardcore.store.memory import aligned_zeros
 from shardcore.store.occurrences import Occurrences, every_row, sort_occurrences
 from shardcore.store.rounding import rounds_stochastically, step_seed
 from shardcore.store.row_update import RowUpdate
@@ -45,7 +43,6 @@ __all__ = [
     "ReadWriteLock",
     "RowUpdate",
     "StoreTable",
-    "aligned_zeros",
     "best_module",
     "calling_thread",
     "changed_here",

@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from shardcore.dtypes import working_dtype
 from shardcore.initializers.constants import Zeros
 from shardcore.initializers.filling import fill
+from shardcore.memory import pool
+from shardcore.memory.zeros import aligned_zeros
 from shardcore.optimizer.base import Optimizer
 from shardcore.optimizer.slot_values import fill_slots
 from shardcore.store.lock import ReadWriteLock
-from shardcore.store.memory import aligned_zeros
 from shardcore.store.row_update import RowUpdate
 from shardcore.store.scatter import gather_rows, put_rows
 from shardcore.store.segment_reduce import reduce_bags, row_dots
@@ -92,7 +93,8 @@ class StoreTable:
         divisors: NDArray[Any] | None,
     ) -> NDArray[Any]:
         """Return the combined rows per bag, in the working dtype; ids are checked local rows."""
-        out = np.empty((row_splits.size - 1, self.rows.shape[1]), working_dtype(self.rows.dtype))
+        shape = (row_splits.size - 1, self.rows.shape[1])
+        out = pool.empty(shape, working_dtype(self.rows.dtype))
         self._lock.read(reduce_bags, self.rows, ids, row_splits, weights, divisors, out)
         return out
 

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardcore.ids import own_arrays
+from shardcore.memory import pool
 from shardcore.store import threads
 
 __all__ = ["take_ids_on_threads"]
@@ -42,7 +43,7 @@ def take_ids_on_threads(given: Ints, num_rows: int) -> tuple[Ints, int]:
     pieces = min(count // _PIECE, threads.get_num_threads())
     if pieces < 2:
         return own_arrays.take_ids(given, num_rows)
-    own = own_arrays.room(count, given.dtype)
+    own = pool.empty(count, given.dtype)
     limits = [count * piece // pieces for piece in range(pieces + 1)]
     bad = [-1] * pieces
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from shardcore.dtypes import as_dtype
-from shardcore.store import memory
-from shardcore.store.memory import HUGE_PAGE, LINE, aligned_zeros
+from shardcore.memory import zeros
+from shardcore.memory.zeros import HUGE_PAGE, LINE, aligned_zeros
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "int64"])
@@ -65,7 +65,7 @@ def test_a_kernel_without_huge_pages_does_as_well(monkeypatch: pytest.MonkeyPatc
         advised.append(size)
         return Refusing(-1, size)
 
-    monkeypatch.setattr(memory, "_private_pages", pages)
+    monkeypatch.setattr(zeros, "_private_pages", pages)
     array = aligned_zeros((3 * HUGE_PAGE,), np.dtype(np.uint8))
     assert advised == [4 * HUGE_PAGE]
     assert array.ctypes.data % HUGE_PAGE == 0
@@ -77,7 +77,7 @@ def test_a_child_made_by_fork_has_a_table_of_its_own() -> None:
     script = """
 import os
 import numpy as np
-from shardcore.store.memory import aligned_zeros
+from shardcore.memory.zeros import aligned_zeros
 
 table = aligned_zeros((1 << 21,), np.dtype(np.float32))
 child = os.fork()
