@@ -1,9 +1,38 @@
 from collections.abc import Callable
 
-# Fused kernels, chosen by type: kernel["int32_t" | "int64_t", "uint32_t" | "uint64_t"].
+import numpy as np
+from numpy.typing import NDArray
+
+# Fused kernels, chosen by type: kernel["int32_t" | "int64_t"].
 class _Fused:
-    def __getitem__(self, types: str | tuple[str, ...]) -> Callable[..., int]: ...
+    def __getitem__(self, types: str | tuple[str, ...]) -> Callable[..., None]: ...
 
 COUNTERS: int
-sort_rows: _Fused  # [index, key](rows, sources, key_space, source_space, counters) -> plane
-unique_runs: _Fused  # [key](sorted, unique, run_splits) -> how many
+NARROW_WORDS: int
+WIDE_WORDS: int
+
+count_buckets: _Fused  # (rows, shift, counts)
+deal: _Fused  # (rows, sources, shift, starts, pairs, wide)
+
+def bags_of_ids(
+    row_splits: NDArray[np.int64], first: int, sources__n: NDArray[np.int32]
+) -> None: ...
+def starts_of_buckets(counts__pb: NDArray[np.int64], limits: NDArray[np.int64]) -> None: ...
+def sort_buckets(
+    pairs: NDArray[np.uint64],
+    spare: NDArray[np.uint64],
+    limits: NDArray[np.int64],
+    shift: int,
+    counters: NDArray[np.uint32],
+    wide: bool,
+) -> int: ...
+def write_runs(
+    pairs: NDArray[np.uint64],
+    first: int,
+    last: int,
+    found: int,
+    unique__u: NDArray[np.int64],
+    run_splits: NDArray[np.int64],
+    sources__n: NDArray[np.int32],
+    wide: bool,
+) -> None: ...

@@ -1,145 +1,230 @@
 """The occurrences of rows in a batch, sorted by row: what makes one update per unique row possible.
 
-A radix sort of (row, source) pairs, least digit first and stable, so that the occurrences of a row
-keep the order in which they came: that order is the order in which its gradients are added.
-Digits of 11 bits: 2,048 counters stay in the first-level cache. A digit in which all rows agree
-costs no pass.
+A stable sort of (row, source) pairs, so that the occurrences of a row keep the order in which they
+came: that order is the order in which its gradients are added. Pairs are dealt to buckets, ranges
+of rows, and each bucket is sorted in the cache: few buckets at a time are few pages at a time, and
+different buckets may be sorted by different threads.
 """
 
-from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from types cimport index_t
 
 cdef enum:
-    DIGIT_BITS = 11
-    BUCKETS = 1 << 11
-    MAX_DIGITS = 6      # 6 * 11 >= 63
+    DIGIT_BITS = 8
+    MOST_DIGITS = 8     # 8 * 8 >= 63
+    FEW = 24        # pairs that are sorted by insertion
 
-COUNTERS = BUCKETS      # what `sort_rows` counts in
+COUNTERS = MOST_DIGITS * (1 << DIGIT_BITS)      # what `sort_buckets` counts in
 
-ctypedef fused sort_key_t:
-    uint32_t
-    uint64_t
+cdef struct narrow_t:
+    uint32_t key
+    int32_t source
+
+cdef struct wide_t:     # for tables of more than 2**32 rows
+    uint64_t key
+    int64_t source
+
+NARROW_WORDS = sizeof(narrow_t) // sizeof(uint64_t)
+WIDE_WORDS = sizeof(wide_t) // sizeof(uint64_t)
+
+ctypedef fused pair_t:
+    narrow_t
+    wide_t
 
 
-def sort_rows(const index_t[::1] rows__n, const int32_t[::1] sources__n,
-              sort_key_t[:, ::1] key_space__2n, int32_t[:, ::1] source_space__2n,
-              int64_t[::1] counters):
-    """Sort `rows__n` (n,), none negative, together with `sources__n` (n,).
-
-    The two spaces (2, n) are scratch; `counters` holds `COUNTERS`. Return which of the two
-    planes holds the result. O(n) per digit of 11 bits in which the rows differ.
-    """
-    cdef int plane = 0
-    cdef Py_ssize_t n = rows__n.shape[0]
-    if n == 0:
-        return 0
+def bags_of_ids(const int64_t[::1] row_splits, int32_t first, int32_t[::1] sources__n):
+    """Write to `sources__n` (n,) each id's bag, counted from `first`. O(n)."""
+    cdef Py_ssize_t b, i
     with nogil:
-        plane = _sort(&rows__n[0], &sources__n[0], n, &key_space__2n[0, 0], &key_space__2n[1, 0],
-                      &source_space__2n[0, 0], &source_space__2n[1, 0], &counters[0])
-    return plane
+        for b in range(row_splits.shape[0] - 1):
+            for i in range(row_splits[b], row_splits[b + 1]):
+                sources__n[i] = first + <int32_t>b
 
 
-cdef int _sort(const index_t* rows__n, const int32_t* sources__n, Py_ssize_t n,
-               sort_key_t* keys_a, sort_key_t* keys_b, int32_t* sources_a, int32_t* sources_b,
-               int64_t* counters) noexcept nogil:
+def count_buckets(const index_t[::1] rows__n, int shift, int64_t[::1] counts):
+    """Count in `counts` how many of `rows__n` (n,) have each value of ``row >> shift``. O(n)."""
     cdef Py_ssize_t i
-    cdef int digit, shift, done = 0
-    cdef uint64_t key, differing = 0, first = <uint64_t>rows__n[0]
-    cdef sort_key_t* keys_from
-    cdef sort_key_t* keys_to
-    cdef int32_t* sources_from
-    cdef int32_t* sources_to
-    for i in range(n):
-        differing |= <uint64_t>rows__n[i] ^ first
-    for digit in range(MAX_DIGITS):
-        shift = digit * DIGIT_BITS
-        if not (differing >> shift) & (BUCKETS - 1):
-            continue
-        if done == 0:           # the first pass reads the caller's arrays
-            for i in range(BUCKETS):
-                counters[i] = 0
-            for i in range(n):
-                counters[(<uint64_t>rows__n[i] >> shift) & (BUCKETS - 1)] += 1
-            starts_from_counts(counters)
-            place_from_input(rows__n, sources__n, n, shift, counters, keys_a, sources_a)
-        else:
-            keys_from = keys_a if done % 2 else keys_b
-            keys_to = keys_b if done % 2 else keys_a
-            sources_from = sources_a if done % 2 else sources_b
-            sources_to = sources_b if done % 2 else sources_a
-            for i in range(BUCKETS):
-                counters[i] = 0
-            for i in range(n):
-                counters[(<uint64_t>keys_from[i] >> shift) & (BUCKETS - 1)] += 1
-            starts_from_counts(counters)
-            place(keys_from, sources_from, n, shift, counters, keys_to, sources_to)
-        done += 1
-    if done == 0:               # one row only: the order is the order of the input
-        for i in range(n):
-            keys_a[i] = <sort_key_t>rows__n[i]
-            sources_a[i] = sources__n[i]
-        return 0
-    return (done + 1) % 2
+    cdef const index_t* rows = &rows__n[0] if rows__n.shape[0] else NULL
+    cdef int64_t* of = &counts[0]
+    with nogil:
+        for i in range(counts.shape[0]):
+            of[i] = 0
+        for i in range(rows__n.shape[0]):
+            of[<uint64_t>rows[i] >> shift] += 1
 
 
-cdef void starts_from_counts(int64_t* counters) noexcept nogil:
-    cdef Py_ssize_t i
+def starts_of_buckets(int64_t[:, ::1] counts__pb, int64_t[::1] limits):
+    """Turn counts of parts (p, buckets) into where each part's pairs of a bucket start.
+
+    Bucket b is [limits[b], limits[b + 1]); in it, parts follow one another.
+    """
+    cdef Py_ssize_t part, bucket
     cdef int64_t total = 0, count
-    for i in range(BUCKETS):
-        count = counters[i]
-        counters[i] = total
-        total += count
+    for bucket in range(counts__pb.shape[1]):
+        limits[bucket] = total
+        for part in range(counts__pb.shape[0]):
+            count = counts__pb[part, bucket]
+            counts__pb[part, bucket] = total
+            total += count
+    limits[counts__pb.shape[1]] = total
 
 
-cdef void place_from_input(const index_t* rows__n, const int32_t* sources__n, Py_ssize_t n,
-                           int shift, int64_t* counters, sort_key_t* keys_to,
-                           int32_t* sources_to) noexcept nogil:
+def deal(const index_t[::1] rows__n, const int32_t[::1] sources__n, int shift, int64_t[::1] starts,
+         uint64_t[::1] pairs, bint wide):
+    """Put the pairs of one part into their buckets, in order; `starts` moves on with them. O(n)."""
+    if rows__n.shape[0] == 0:
+        return
+    with nogil:
+        if wide:
+            _deal(&rows__n[0], &sources__n[0], rows__n.shape[0], shift, &starts[0],
+                  <wide_t*>&pairs[0])
+        else:
+            _deal(&rows__n[0], &sources__n[0], rows__n.shape[0], shift, &starts[0],
+                  <narrow_t*>&pairs[0])
+
+
+cdef void _deal(const index_t* rows, const int32_t* sources, Py_ssize_t n, int shift,
+                int64_t* starts, pair_t* pairs) noexcept nogil:
     cdef Py_ssize_t i
-    cdef int64_t at
     cdef uint64_t bucket
-    for i in range(n):
-        bucket = (<uint64_t>rows__n[i] >> shift) & (BUCKETS - 1)
-        at = counters[bucket]
-        counters[bucket] = at + 1
-        keys_to[at] = <sort_key_t>rows__n[i]
-        sources_to[at] = sources__n[i]
-
-
-cdef void place(const sort_key_t* keys_from, const int32_t* sources_from, Py_ssize_t n, int shift,
-                int64_t* counters, sort_key_t* keys_to, int32_t* sources_to) noexcept nogil:
-    cdef Py_ssize_t i
     cdef int64_t at
-    cdef uint64_t bucket
+    cdef pair_t pair
     for i in range(n):
-        bucket = (<uint64_t>keys_from[i] >> shift) & (BUCKETS - 1)
-        at = counters[bucket]
-        counters[bucket] = at + 1
-        keys_to[at] = keys_from[i]
-        sources_to[at] = sources_from[i]
+        if pair_t is narrow_t:
+            pair.key = <uint32_t>rows[i]
+        else:
+            pair.key = <uint64_t>rows[i]
+        pair.source = sources[i]
+        bucket = <uint64_t>rows[i] >> shift
+        at = starts[bucket]
+        starts[bucket] = at + 1
+        pairs[at] = pair
 
 
-def unique_runs(const sort_key_t[::1] sorted__n, int64_t[::1] unique__u, int64_t[::1] run_splits):
-    """Write each distinct value of `sorted__n` (n,) and where its run starts; return how many.
+def sort_buckets(uint64_t[::1] pairs, uint64_t[::1] spare, const int64_t[::1] limits,
+                 int shift, uint32_t[::1] counters, bint wide):
+    """Sort each bucket of `pairs` by the lowest `shift` bits of its rows; return how many rows.
 
-    `unique__u` has room for n, `run_splits` for n + 1. O(n).
+    `spare`, as large as `pairs`, and `counters` are scratch. O(n) per digit of 8 bits in which the
+    rows of a bucket differ.
     """
-    cdef Py_ssize_t found = 0
-    if sorted__n.shape[0] == 0:
-        run_splits[0] = 0
+    cdef Py_ssize_t bucket, unique = 0
+    if pairs.shape[0] == 0:
         return 0
     with nogil:
-        found = _unique_runs(&sorted__n[0], sorted__n.shape[0], &unique__u[0], &run_splits[0])
-    return found
+        for bucket in range(limits.shape[0] - 1):
+            if wide:
+                unique += _sort(<wide_t*>&pairs[0] + limits[bucket],
+                                <wide_t*>&spare[0] + limits[bucket],
+                                limits[bucket + 1] - limits[bucket], shift, &counters[0])
+            else:
+                unique += _sort(<narrow_t*>&pairs[0] + limits[bucket],
+                                <narrow_t*>&spare[0] + limits[bucket],
+                                limits[bucket + 1] - limits[bucket], shift, &counters[0])
+    return unique
 
 
-cdef Py_ssize_t _unique_runs(const sort_key_t* sorted__n, Py_ssize_t n, int64_t* unique__u,
-                             int64_t* run_splits) noexcept nogil:
-    cdef Py_ssize_t i, found = 0
+cdef Py_ssize_t _sort(pair_t* pairs, pair_t* spare, Py_ssize_t n, int shift,
+                      uint32_t* counters) noexcept nogil:
+    """Sort one bucket, and return how many rows there are in it."""
+    cdef Py_ssize_t i, unique
+    cdef int digits = (shift + DIGIT_BITS - 1) // DIGIT_BITS, done = 0, digit, bits
+    if n <= FEW:
+        insert(pairs, n)
+    elif digits:
+        bits = (shift + digits - 1) // digits   # of equal width: 14 bits are two digits of 7
+        count(pairs, n, digits, bits, counters)
+        for digit in range(digits):
+            if done % 2 == 0:
+                done += place(pairs, n, digit * bits, bits, counters + (digit << bits), spare)
+            else:
+                done += place(spare, n, digit * bits, bits, counters + (digit << bits), pairs)
+        if done % 2:
+            for i in range(n):
+                pairs[i] = spare[i]
+    unique = 1 if n else 0
+    for i in range(1, n):
+        unique += pairs[i].key != pairs[i - 1].key
+    return unique
+
+
+cdef void count(const pair_t* pairs, Py_ssize_t n, int digits, int bits,
+                uint32_t* counters) noexcept nogil:
+    """Count the values of all digits, in one pass."""
+    cdef Py_ssize_t i
+    cdef int digit
+    cdef uint64_t key, mask = (<uint64_t>1 << bits) - 1
+    for i in range(digits << bits):
+        counters[i] = 0
     for i in range(n):
-        if i == 0 or sorted__n[i] != sorted__n[i - 1]:
-            unique__u[found] = <int64_t>sorted__n[i]
-            run_splits[found] = i
-            found += 1
-    run_splits[found] = n
-    return found
+        key = pairs[i].key
+        for digit in range(digits):
+            counters[(<uint64_t>digit << bits) + ((key >> (digit * bits)) & mask)] += 1
+
+
+cdef void insert(pair_t* pairs, Py_ssize_t n) noexcept nogil:
+    cdef Py_ssize_t i, at
+    cdef pair_t pair
+    for i in range(1, n):
+        pair = pairs[i]
+        at = i
+        while at > 0 and pairs[at - 1].key > pair.key:
+            pairs[at] = pairs[at - 1]
+            at -= 1
+        pairs[at] = pair
+
+
+cdef int place(const pair_t* pairs, Py_ssize_t n, int shift, int bits, uint32_t* counters,
+               pair_t* to) noexcept nogil:
+    """Sort by one digit into `to`, and return 1; or 0, where all agree in it and nothing moved."""
+    cdef Py_ssize_t i, values = <Py_ssize_t>1 << bits
+    cdef uint64_t value, mask = values - 1
+    cdef uint32_t total = 0, found
+    if counters[(<uint64_t>pairs[0].key >> shift) & mask] == n:
+        return 0
+    for i in range(values):
+        found = counters[i]
+        counters[i] = total
+        total += found
+    for i in range(n):
+        value = (<uint64_t>pairs[i].key >> shift) & mask
+        found = counters[value]
+        counters[value] = found + 1
+        to[found] = pairs[i]
+    return 1
+
+
+def write_runs(const uint64_t[::1] pairs, Py_ssize_t first, Py_ssize_t last, Py_ssize_t found,
+               int64_t[::1] unique__u, int64_t[::1] run_splits, int32_t[::1] sources__n, bint wide):
+    """Write the sources of pairs [first, last), their distinct rows, and where each one's run starts.
+
+    Rows and starts go to `unique__u` and `run_splits` from place `found` on. No run goes on from
+    before `first`. O(n).
+    """
+    if first >= last:
+        return
+    with nogil:
+        if wide:
+            _write_runs(<const wide_t*>&pairs[0], first, last, found, &unique__u[0],
+                        &run_splits[0], &sources__n[0])
+        else:
+            _write_runs(<const narrow_t*>&pairs[0], first, last, found, &unique__u[0],
+                        &run_splits[0], &sources__n[0])
+
+
+cdef void _write_runs(const pair_t* pairs, Py_ssize_t first, Py_ssize_t last, Py_ssize_t found,
+                      int64_t* unique, int64_t* run_splits, int32_t* sources) noexcept nogil:
+    cdef Py_ssize_t i, start = first
+    cdef bint new
+    unique[found] = <int64_t>pairs[first].key
+    run_splits[found] = first
+    sources[first] = <int32_t>pairs[first].source
+    for i in range(first + 1, last):
+        # Without a branch: in a batch that repeats rows it would be foretold wrongly.
+        new = pairs[i].key != pairs[i - 1].key
+        found += new
+        start = i if new else start
+        unique[found] = <int64_t>pairs[i].key
+        run_splits[found] = start
+        sources[i] = <int32_t>pairs[i].source

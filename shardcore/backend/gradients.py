@@ -9,7 +9,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from shardcore._core import occurrences as _kernel
 from shardcore.backend.messages import FeatureBags
+from shardcore.memory import pool
 from shardcore.store.occurrences import Occurrences, sort_occurrences
 from shardcore.store.segment_reduce import occurrence_gains, reciprocals
 
@@ -40,8 +42,14 @@ def scaled(bags: FeatureBags, gradient: NDArray[Any]) -> NDArray[Any]:
     """
     if bags.weights is not None or bags.divisors is None:
         return gradient
-    product: NDArray[Any] = gradient * reciprocals(bags.divisors)[:, None]
-    return product
+    return _product(gradient, reciprocals(bags.divisors)[:, None])
+
+
+def _product(gradient: NDArray[Any], factors: NDArray[Any]) -> NDArray[Any]:
+    """Return what ``gradient * factors`` returns, both of one dtype, in memory of the pool."""
+    out = pool.empty(gradient.shape, gradient.dtype)
+    np.multiply(gradient, factors, out=out)
+    return out
 
 
 def gains_of(bags: FeatureBags) -> NDArray[Any] | None:
@@ -72,15 +80,17 @@ def sorted_rows(
     array([3, 5])
     """
     gains = joined_gains([(bags.ids.size, gains_of(bags)) for bags in features], value)
-    base, sources = 0, []
+    sources = pool.empty(sum([bags.ids.size for bags in features]), np.int32)
+    first_id = first_bag = 0
     for bags in features:
-        own = np.arange(base, base + bags.num_bags, dtype=np.int32)
-        sources.append(np.repeat(own, bags.row_splits[1:] - bags.row_splits[:-1]))
-        base += bags.num_bags
+        own = sources[first_id : first_id + bags.ids.size]
+        _kernel.bags_of_ids(bags.row_splits, first_bag, own)
+        first_id, first_bag = first_id + bags.ids.size, first_bag + bags.num_bags
     if len(features) == 1:
-        return sort_occurrences(features[0].ids, sources[0], gains, num_rows)
-    ids = np.concatenate([bags.ids for bags in features])
-    return sort_occurrences(ids, np.concatenate(sources), gains, num_rows)
+        return sort_occurrences(features[0].ids, sources, gains, num_rows)
+    dtype = np.result_type(*(bags.ids.dtype for bags in features))
+    ids = np.concatenate([bags.ids for bags in features], out=pool.empty(sources.size, dtype))
+    return sort_occurrences(ids, sources, gains, num_rows)
 
 
 def sorted_rows_of_tables(
@@ -188,11 +198,16 @@ def gradient_rows_of_tables(
                 dtype, count = bags.divisors.dtype, bags.divisors.size
                 start = used[dtype]
                 used[dtype] = start + count
-                gradient = gradient * factors[dtype][start : start + count]
+                gradient = _product(gradient, factors[dtype][start : start + count])
             parts.append(gradient)
-        joined = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        joined = parts[0] if len(parts) == 1 else _joined(parts)
         rows.append(joined if joined.flags.c_contiguous else np.ascontiguousarray(joined))
     return rows
+
+
+def _joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    shape = sum([part.shape[0] for part in parts]), parts[0].shape[1]
+    return np.concatenate(parts, out=pool.empty(shape, np.result_type(*parts)))
 
 
 def gradient_rows(

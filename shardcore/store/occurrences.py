@@ -8,7 +8,8 @@ its gradients. The face of ``_core/occurrences.pyx``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, Final
 
 import numpy as np
@@ -16,6 +17,8 @@ from numpy.typing import NDArray
 
 from shardcore._core import occurrences as _kernel
 from shardcore.errors import ShardcoreValueError
+from shardcore.memory import pool
+from shardcore.store import threads
 from shardcore.store.segment_reduce import TYPE_NAMES
 
 __all__ = ["Occurrences", "every_row", "sort_occurrences"]
@@ -23,6 +26,18 @@ __all__ = ["Occurrences", "every_row", "sort_occurrences"]
 Ints = NDArray[np.int32] | NDArray[np.int64]
 
 MAX_OCCURRENCES: Final = 2**31 - 1
+
+_BUCKET_BITS: Final = 12
+"""A bucket has some 2**11 pairs, which two digits sort within the first-level cache."""
+
+_MOST_BUCKETS: Final = 9
+"""2**9 buckets: with more, dealing pairs to them waits for the addresses of their pages."""
+
+_PART: Final = 1 << 16
+"""Least occurrences that are handed to another thread."""
+
+_COST: Final = 8
+"""Elements of a sum that take as long as a pair that is sorted."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +76,6 @@ def sort_occurrences(
     gains : ndarray of the working dtype, shape (n,), or None
         None: all 1.
     num_rows : int
-        Rows of the table; up to 2**32 of them are sorted by 32-bit keys.
 
     Returns
     -------
@@ -84,22 +98,61 @@ def sort_occurrences(
         raise ShardcoreValueError(
             f"a batch must name at most {MAX_OCCURRENCES} rows of one table, got {n}"
         )
-    # With gains, what is sorted is the position, which then leads to both source and gain.
-    payload = np.ascontiguousarray(sources) if gains is None else np.arange(n, dtype=np.int32)
-    narrow = num_rows <= 1 << 32
-    keys = np.empty((2, n), np.uint32 if narrow else np.uint64)
-    payloads = np.empty((2, n), np.int32)
-    key_type = "uint32_t" if narrow else "uint64_t"
-    plane = _kernel.sort_rows[TYPE_NAMES[rows.dtype], key_type](
-        np.ascontiguousarray(rows), payload, keys, payloads, np.empty(_kernel.COUNTERS, np.int64)
-    )
-    unique = np.empty(n, np.int64)
-    run_splits = np.empty(n + 1, np.int64)
-    found = _kernel.unique_runs[key_type](keys[plane], unique, run_splits)
-    ordered = payloads[plane]
-    if gains is not None:
-        ordered, gains = sources[ordered], gains[ordered]
-    return Occurrences(unique[:found].copy(), run_splits[: found + 1].copy(), ordered, gains)
+    plain: Ints = rows if rows.flags.c_contiguous else rows.copy()
+    if gains is None:
+        return _sorted(plain, np.ascontiguousarray(sources), num_rows)
+    # With gains, the positions are sorted, which then lead to both source and gain.
+    found = _sorted(plain, np.arange(n, dtype=np.int32), num_rows)
+    return replace(found, sources=sources[found.sources], gains=gains[found.sources])
+
+
+def _sorted(rows: Ints, sources: NDArray[np.int32], num_rows: int) -> Occurrences:
+    """Return the occurrences of a batch whose gains are all 1."""
+    n, bits = rows.size, max(num_rows - 1, 0).bit_length()
+    shift = max(0, bits - min(max(n.bit_length() - _BUCKET_BITS, 0), _MOST_BUCKETS))
+    buckets, wide = 1 << (bits - shift), bits > 32
+    index = TYPE_NAMES[rows.dtype]
+    parts = max(1, min(threads.get_num_threads(), n // _PART))
+    limits = [n * part // parts for part in range(parts + 1)]
+    counts = np.empty((parts, buckets), np.int64)
+    count, deal = _kernel.count_buckets[index], _kernel.deal[index]
+
+    def counted(part: int) -> None:
+        count(rows[limits[part] : limits[part + 1]], shift, counts[part])
+
+    threads.run(parts, counted)
+    borders = np.empty(buckets + 1, np.int64)
+    _kernel.starts_of_buckets(counts, borders)
+    words = n * (_kernel.WIDE_WORDS if wide else _kernel.NARROW_WORDS)
+    pairs, spare = pool.empty(words, np.uint64), pool.empty(words, np.uint64)
+
+    def dealt(part: int) -> None:
+        own = slice(limits[part], limits[part + 1])
+        deal(rows[own], sources[own], shift, counts[part], pairs, wide)
+
+    threads.run(parts, dealt)
+    ranges = threads.ranges(borders, _COST) if parts > 1 else [(0, buckets)]
+    unique = [0] * len(ranges)
+
+    def sort(number: int) -> None:
+        first, last = ranges[number]
+        counters = np.empty(_kernel.COUNTERS, np.uint32)
+        own = borders[first : last + 1]
+        unique[number] = _kernel.sort_buckets(pairs, spare, own, shift, counters, wide)
+
+    threads.run(len(ranges), sort)
+    found = [0, *accumulate(unique)]
+    distinct, run_splits = pool.empty(found[-1], np.int64), pool.empty(found[-1] + 1, np.int64)
+    ordered = pool.empty(n, np.int32)
+
+    def write(number: int) -> None:
+        first, last = ranges[number]
+        own = int(borders[first]), int(borders[last])
+        _kernel.write_runs(pairs, *own, found[number], distinct, run_splits, ordered, wide)
+
+    threads.run(len(ranges), write)
+    run_splits[-1] = n
+    return Occurrences(distinct, run_splits, ordered, None)
 
 
 def every_row(occurrences: Occurrences, num_rows: int) -> Occurrences:

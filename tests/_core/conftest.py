@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import shardcore as sc
 from shardcore._core import cpu
 from shardcore.dtypes import as_dtype
 from shardcore.store import instruction_set as chosen
@@ -79,3 +80,10 @@ def frozen() -> Callable[[Any], Any]:
         return array
 
     return freeze
+
+
+@pytest.fixture
+def num_threads() -> Iterator[Callable[[int], None]]:
+    before = sc.get_num_threads()
+    yield sc.set_num_threads
+    sc.set_num_threads(before)

@@ -80,3 +80,32 @@ def test_too_many_occurrences_are_refused() -> None:
     message = "a batch must name at most 2147483647 rows of one table, got 2147483648"
     with pytest.raises(ShardcoreValueError, match=f"^{re.escape(message)}$"):
         sort_occurrences(rows, np.empty(0, np.int32), None, 1)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("index", [np.int32, np.int64])
+@pytest.mark.parametrize("bits", [1, 9, 22, 31, 34])
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_batches_beyond_every_block_on_threads(
+    threads: int, bits: int, index: Any, weighted: bool, num_threads: Callable[[int], None]
+) -> None:
+    """Against NumPy's stable sort: half the rows few and hot, the other half anywhere."""
+    if index is np.int32 and bits > 31:
+        pytest.skip("such rows need 64 bits")
+    num_threads(threads)
+    rng = np.random.default_rng(bits)
+    rows = rng.integers(0, 1 << bits, 400_003).astype(index)
+    hot = rng.random(rows.size) < 0.5
+    rows[hot] = rows[rng.integers(0, 3, np.count_nonzero(hot))]
+    sources = rng.integers(0, 1 << 20, rows.size).astype(np.int32)
+    gains = rng.random(rows.size, np.float32) if weighted else None
+    found = sort_occurrences(rows, sources, gains, 1 << bits)
+    order = np.argsort(rows, kind="stable")
+    unique, counts = np.unique(rows, return_counts=True)
+    np.testing.assert_array_equal(found.rows, unique.astype(np.int64), strict=True)
+    np.testing.assert_array_equal(found.run_splits, [0, *np.cumsum(counts)])
+    np.testing.assert_array_equal(found.sources, sources[order], strict=True)
+    if gains is None:
+        assert found.gains is None
+    else:
+        np.testing.assert_array_equal(found.gains, gains[order], strict=True)
