@@ -35,6 +35,7 @@ ctypedef fused value:
 
 cdef enum:
     CHUNK = 64      # columns squared at a time, a multiple of LANES
+    BLOCK = 32      # rows whose sums, roots and steps are taken in turn
 
 cdef struct Steps:      # what is done around a formula; where nothing is, it changes no bit
     int configured
@@ -282,22 +283,35 @@ cdef inline value largest_square(
     return largest
 
 
-cdef inline void rowwise_adagrad_row(
-    int64_t dim, value *w, value *a, const value *g, value rate, value epsilon, bint takes_max,
-    Steps steps, bint plain
+cdef inline void rowwise_adagrad_rows(
+    int64_t count, int64_t dim, value *const *rows, value *const *sums, const value *gradients,
+    value rate, value epsilon, bint takes_max, Steps steps, bint plain
 ) noexcept nogil:
-    cdef value factor = 1 if plain else norm_factor(dim, g, steps)
-    cdef value seen, scale, gradient
-    cdef int64_t c
-    if takes_max:
-        seen = largest_square(dim, g, w, factor, steps, plain)
-    else:
-        seen = sum_of_squares(dim, g, w, factor, steps, plain) / <value> dim
-    a[0] = a[0] + seen
-    scale = quotient(rate, root(a[0]) + epsilon)
-    for c in range(dim):
-        gradient = gradient_at(g[c], w[c], factor, steps, plain)
-        w[c] = weight_of(weight_at(w[c], steps, plain) - scale * gradient, steps, plain)
+    """Update up to BLOCK rows in three passes: a row waits for no other row's root or quotient."""
+    cdef value factors[BLOCK]
+    cdef value seen[BLOCK]
+    cdef value scales[BLOCK]
+    cdef value factor, gradient
+    cdef const value *g
+    cdef value *w
+    cdef int64_t row, c
+    for row in range(count):
+        g = gradients + row * dim
+        factors[row] = 1 if plain else norm_factor(dim, g, steps)
+        if takes_max:
+            seen[row] = largest_square(dim, g, rows[row], factors[row], steps, plain)
+        else:
+            seen[row] = sum_of_squares(dim, g, rows[row], factors[row], steps, plain)
+    for row in range(count):
+        seen[row] = sums[row][0] + (seen[row] if takes_max else seen[row] / <value> dim)
+        sums[row][0] = seen[row]
+    for row in range(count):
+        scales[row] = quotient(rate, root(seen[row]) + epsilon)
+    for row in range(count):
+        g, w, factor = gradients + row * dim, rows[row], factors[row]
+        for c in range(dim):
+            gradient = gradient_at(g[c], w[c], factor, steps, plain)
+            w[c] = weight_of(weight_at(w[c], steps, plain) - scales[row] * gradient, steps, plain)
 
 
 cdef void _rowwise_adagrad(
@@ -309,14 +323,16 @@ cdef void _rowwise_adagrad(
     cdef Steps steps = steps_of(hyper)
     cdef value rate = <value> hyper[RATE], epsilon = <value> hyper[ADAGRAD_EPSILON]
     cdef bint takes_max = hyper[ADAGRAD_TAKES_MAX] != 0
-    cdef int64_t row
-    for row in range(count):
-        if steps.configured:
-            rowwise_adagrad_row(dim, rows[row], slots[0][row], gradients + row * dim, rate, epsilon,
-                                takes_max, steps, False)
+    cdef int64_t first = 0, size
+    while first < count:
+        size = BLOCK if count - first > BLOCK else count - first
+        if steps.configured or takes_max:
+            rowwise_adagrad_rows(size, dim, rows + first, slots[0] + first, gradients + first * dim,
+                                 rate, epsilon, takes_max, steps, False)
         else:
-            rowwise_adagrad_row(dim, rows[row], slots[0][row], gradients + row * dim, rate, epsilon,
-                                takes_max, steps, True)
+            rowwise_adagrad_rows(size, dim, rows + first, slots[0] + first, gradients + first * dim,
+                                 rate, epsilon, False, steps, True)
+        first += BLOCK
 
 
 cdef enum:          # what the accumulator is raised to

@@ -41,11 +41,12 @@ cdef enum:
     WIDE = 64           # columns summed at a time
     NARROW = 16
     AHEAD = 64          # occurrences between asking for a row and using it
-    UPDATE_AHEAD = 32   # unique rows between asking for a row to be updated and updating it
     LINE = 64           # bytes in a cache line
     RUN_BLOCK = 4096    # occurrences of one row that are summed in one go
     LANES = 8           # partial sums of a dot product
     UPDATE_ROWS = 32    # rows handed to an optimizer's function at a time, see `update_room`
+    SECTIONS = 4        # ranges of rows that an update goes through side by side, see `places_of`
+    RUN_AHEAD = 8       # occurrences of a row that are asked for with it
 
 ctypedef fused row_t:           # what a table can hold
     float32_t
@@ -221,8 +222,15 @@ cdef inline void sum_run(const value_t* gradients__gd, Py_ssize_t dim, const int
     """Sum one row's gradients: blocks of RUN_BLOCK occurrences from the first, blocks in order.
 
     `block` (dim,) is scratch. The order is part of the contract: it does not depend on threads.
+    Gradients are asked for ahead up to position `last`.
     """
     cdef Py_ssize_t at = lo, stop, c
+    cdef const value_t* gradient
+    if hi - lo == 1 and gains__n == NULL:   # most rows, and a sum too: it makes 0 of -0
+        gradient = gradients__gd + <Py_ssize_t>sources__n[lo] * dim
+        for c in range(dim):
+            out[c] = 0 + gradient[c]
+        return
     stop = lo + RUN_BLOCK if hi - lo > RUN_BLOCK else hi
     sum_rows(gradients__gd, dim, sources__n, lo, stop, last, gains__n, out)
     at = stop
@@ -455,7 +463,7 @@ def update_room(Py_ssize_t dim, Py_ssize_t slots, Py_ssize_t converted):
 
     `converted` of the slots are of another type than the working one.
     """
-    return (2 + converted) * UPDATE_ROWS * dim + dim, UPDATE_ROWS * (2 + slots) + slots
+    return (2 + converted) * UPDATE_ROWS * dim + dim, UPDATE_ROWS * (1 + slots) + slots
 
 
 def update(uint8_t[:, ::1] table__rd, int kind, const int64_t[::1] unique__u, const int64_t[::1] row_ids__u,
@@ -573,7 +581,7 @@ cdef inline void store_slot(char* stored, int64_t kind, int64_t size,
             store(<float32_t*>stored + c, values[c])
 
 
-cdef void convert_slots(const Target* target, const int64_t* unique__u, Py_ssize_t count,
+cdef void convert_slots(const Target* target, const int64_t* rows__u, Py_ssize_t count,
                         value_t* scratch, void** pointers, bint back) noexcept nogil:
     """Convert slots of other types for the rows of a block, and point to what they became.
 
@@ -586,7 +594,7 @@ cdef void convert_slots(const Target* target, const int64_t* unique__u, Py_ssize
         if target.slot_kinds[k] == target.working:
             continue
         for u in range(count):
-            stored = target.slot_bases[k] + unique__u[u] * target.slot_bytes[k]
+            stored = target.slot_bases[k] + rows__u[u] * target.slot_bytes[k]
             if back:
                 store_slot(stored, target.slot_kinds[k], target.slot_bytes[k],
                            block__ud + u * target.dim)
@@ -610,12 +618,38 @@ cdef inline void point_slots(const Target* target, int64_t row, Py_ssize_t u, Py
             block__ud += UPDATE_ROWS * target.dim
 
 
+cdef inline Py_ssize_t places_of(Py_ssize_t number, Py_ssize_t rows, Py_ssize_t* places) noexcept nogil:
+    """Write which rows of an update make block `number`, and return how many; 0 after the last.
+
+    Neighbours in a block come from SECTIONS ranges of the table: rows in ascending order, one or
+    two to a page, take a fifth longer to read and write than rows of a few pages in turn.
+    """
+    cdef Py_ssize_t sections = SECTIONS if rows >= SECTIONS * UPDATE_ROWS else 1
+    cdef Py_ssize_t length = (rows + sections - 1) // sections, turns = UPDATE_ROWS // sections
+    cdef Py_ssize_t turn, section, place, count = 0
+    for turn in range(number * turns, (number + 1) * turns):
+        if turn >= length:
+            break
+        for section in range(sections):
+            place = section * length + turn
+            if place < rows:
+                places[count] = place
+                count += 1
+    return count
+
+
 cdef void _update(row_t* table, const int64_t* unique__u, const int64_t* row_ids__u,
                   const int64_t* run_splits, Py_ssize_t rows, const int32_t* sources__n,
                   const value_t* gains__n, const value_t* gradients__gd, Target* target,
                   value_t* scratch, void** pointers) noexcept nogil:
     cdef Py_ssize_t dim = target.dim, slots = target.slots
-    cdef Py_ssize_t first, count, u, k, c, turn, filled, at
+    cdef Py_ssize_t number = 0, count, coming, place, u, k, c, i, turn, filled, at
+    cdef Py_ssize_t two_blocks[2 * UPDATE_ROWS]
+    cdef Py_ssize_t* places = two_blocks
+    cdef Py_ssize_t* next_places = two_blocks + UPDATE_ROWS
+    cdef int64_t block_rows[UPDATE_ROWS]
+    cdef int64_t block_ids[UPDATE_ROWS]
+    cdef int64_t turn_ids[UPDATE_ROWS]
     cdef value_t* gradients__ud = scratch                       # (UPDATE_ROWS, d)
     cdef value_t* widened__ud = scratch + UPDATE_ROWS * dim     # (UPDATE_ROWS, d), for short rows
     cdef value_t* block__d = scratch + 2 * UPDATE_ROWS * dim    # (d,)
@@ -623,70 +657,84 @@ cdef void _update(row_t* table, const int64_t* unique__u, const int64_t* row_ids
     cdef void** row_pointers = pointers
     cdef void** slot_pointers = pointers + UPDATE_ROWS          # slots x UPDATE_ROWS
     cdef void** slot_tables = slot_pointers + slots * UPDATE_ROWS
-    cdef int64_t* turn_ids = <int64_t*>(slot_tables + slots)    # UPDATE_ROWS
     cdef row_t* row
     cdef uint64_t bits, stride
     for k in range(slots):
         slot_tables[k] = slot_pointers + k * UPDATE_ROWS
-    first = 0
-    while first < rows:
-        count = UPDATE_ROWS if rows - first > UPDATE_ROWS else rows - first
-        for u in range(first, first + count):
-            if u + UPDATE_AHEAD < rows:
-                ask_for_update(table + unique__u[u + UPDATE_AHEAD] * dim, dim * sizeof(row_t))
+    count = places_of(number, rows, places)
+    while count:
+        number += 1
+        coming = places_of(number, rows, next_places)
+        for u in range(SECTIONS):   # what blocks after the next one read first
+            if u < coming and next_places[u] + LINE < rows:
+                prefetch_read(unique__u + next_places[u] + LINE)
+                prefetch_read(run_splits + next_places[u] + LINE)
+                prefetch_read(sources__n + run_splits[next_places[u]] + LINE)
+        for u in range(count):
+            if u < coming:      # ask for what the next block needs
+                place = next_places[u]
+                ask_for_update(table + unique__u[place] * dim, dim * sizeof(row_t))
                 for k in range(slots):
-                    ask_for_update(
-                        target.slot_bases[k] + unique__u[u + UPDATE_AHEAD] * target.slot_bytes[k],
-                        target.slot_bytes[k])
+                    ask_for_update(target.slot_bases[k] + unique__u[place] * target.slot_bytes[k],
+                                   target.slot_bytes[k])
+                for i in range(run_splits[place], run_splits[place + 1]):
+                    ask_for_row(gradients__gd + <Py_ssize_t>sources__n[i] * dim,
+                                dim * sizeof(value_t))
+                    if i - run_splits[place] == RUN_AHEAD:
+                        break
+            place = places[u]
+            block_rows[u] = unique__u[place]
+            block_ids[u] = row_ids__u[place]
             if not target.by_occurrence:
-                sum_run(gradients__gd, dim, sources__n, run_splits[u], run_splits[u + 1],
-                        run_splits[rows], gains__n, block__d, gradients__ud + (u - first) * dim)
-            row = table + unique__u[u] * dim
+                sum_run(gradients__gd, dim, sources__n, run_splits[place], run_splits[place + 1],
+                        run_splits[place + 1], gains__n, block__d, gradients__ud + u * dim)
+            row = table + block_rows[u] * dim
             if row_t is half_t or row_t is bfloat_t:
                 for c in range(dim):
-                    widened__ud[(u - first) * dim + c] = load(row + c, widened__ud[0])
-                row_pointers[u - first] = widened__ud + (u - first) * dim
+                    widened__ud[u * dim + c] = load(row + c, widened__ud[0])
+                row_pointers[u] = widened__ud + u * dim
             else:
-                row_pointers[u - first] = row
+                row_pointers[u] = row
             for k in range(slots):
-                slot_pointers[k * UPDATE_ROWS + u - first] = (
-                    target.slot_bases[k] + unique__u[u] * target.slot_bytes[k])
+                slot_pointers[k * UPDATE_ROWS + u] = (
+                    target.slot_bases[k] + block_rows[u] * target.slot_bytes[k])
         if target.converts:
-            convert_slots(target, unique__u + first, count, converted, slot_pointers, False)
+            convert_slots(target, block_rows, count, converted, slot_pointers, False)
         if not target.by_occurrence:
-            call(target, count, row_pointers, slot_tables, gradients__ud, row_ids__u + first)
+            call(target, count, row_pointers, slot_tables, gradients__ud, block_ids)
         else:
             turn, filled = 0, count
             while filled:       # the rows that have an occurrence number `turn`
                 filled = 0
-                for u in range(first, first + count):
-                    at = run_splits[u] + turn
-                    if at >= run_splits[u + 1]:
+                for u in range(count):
+                    at = run_splits[places[u]] + turn
+                    if at >= run_splits[places[u] + 1]:
                         continue
-                    sum_rows(gradients__gd, dim, sources__n, at, at + 1, run_splits[rows], gains__n,
+                    sum_rows(gradients__gd, dim, sources__n, at, at + 1, at + 1, gains__n,
                              gradients__ud + filled * dim)
                     if row_t is half_t or row_t is bfloat_t:
-                        row_pointers[filled] = widened__ud + (u - first) * dim
+                        row_pointers[filled] = widened__ud + u * dim
                     else:
-                        row_pointers[filled] = table + unique__u[u] * dim
-                    point_slots(target, unique__u[u], u - first, filled, converted, slot_pointers)
-                    turn_ids[filled] = row_ids__u[u]
+                        row_pointers[filled] = table + block_rows[u] * dim
+                    point_slots(target, block_rows[u], u, filled, converted, slot_pointers)
+                    turn_ids[filled] = block_ids[u]
                     filled += 1
                 if filled:
                     call(target, filled, row_pointers, slot_tables, gradients__ud, turn_ids)
                 turn += 1
         if target.converts:
-            convert_slots(target, unique__u + first, count, converted, slot_pointers, True)
+            convert_slots(target, block_rows, count, converted, slot_pointers, True)
         if row_t is half_t or row_t is bfloat_t:
-            for u in range(first, first + count):
-                row = table + unique__u[u] * dim
+            for u in range(count):
+                row = table + block_rows[u] * dim
                 if target.stochastic:
-                    bits = row_start(target.key, row_ids__u[u])
-                    stride = row_step(target.key, row_ids__u[u])
+                    bits = row_start(target.key, block_ids[u])
+                    stride = row_step(target.key, block_ids[u])
                     for c in range(dim):
                         bits += stride
-                        store_stochastic(row + c, widened__ud[(u - first) * dim + c], mix(bits))
+                        store_stochastic(row + c, widened__ud[u * dim + c], mix(bits))
                 else:
                     for c in range(dim):
-                        store(row + c, widened__ud[(u - first) * dim + c])
-        first += count
+                        store(row + c, widened__ud[u * dim + c])
+        places, next_places = next_places, places
+        count = coming

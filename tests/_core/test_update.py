@@ -311,7 +311,7 @@ def test_scratch_is_as_large_as_the_kernel_says(slot_dtype: str, dim: int) -> No
     rows, slot = np.ones((70, dim), np.float32), np.ones((70, dim), stored)
     converted = slot_dtype != "float32"
     sizes = kernel.update_room(dim, 1, int(converted))
-    assert sizes == ((2 + converted) * 32 * dim + dim, 32 * 3 + 1)
+    assert sizes == ((2 + converted) * 32 * dim + dim, 32 * 2 + 1)
     values = np.full(sizes[0] + 64, 77, np.float32)
     pointers = np.full(sizes[1] + 64, 77, np.int64)
     function = SGD(0.5, momentum=0.5).compiled("float32")
@@ -554,3 +554,21 @@ def test_a_missing_hyper_parameter_is_told_before_c_reads_past_the_end() -> None
     with pytest.raises(ShardcoreValueError, match="hyper must have a value for each of learning_"):
         update_rows(rows, {}, RowUpdate(batch, batch.rows, np.ones((1, 3)), optimizer, (), 1))
     assert not rows.any()
+
+
+@pytest.mark.parametrize("accumulate_first", [True, False])
+@pytest.mark.parametrize("count", [1, 31, 32, 33, 127, 128, 129, 130, 131, 132, 255, 1000, 4099])
+def test_updates_of_many_rows_touch_each_once(count: int, accumulate_first: bool) -> None:
+    """Around blocks of 32 rows, and around four of them, from which on they are interleaved."""
+    rng = np.random.default_rng(count)
+    ids = rng.permutation(3 * count)[:count]
+    twice = np.concatenate((ids, ids[: count // 2]))
+    sources = np.arange(twice.size, dtype=np.int32)
+    gradients = rng.integers(-8, 8, (twice.size, 5)).astype(np.float32)
+    optimizer = SGD(0.5, use_gradient_accumulation=accumulate_first)
+    batch = sort_occurrences(twice, sources, None, 3 * count)
+    rows = np.ones((3 * count, 5), np.float32)
+    update_rows(rows, {}, RowUpdate(batch, batch.rows, gradients, optimizer, optimizer.hyper(), 1))
+    expected = np.ones((3 * count, 5), np.float32)
+    np.subtract.at(expected, twice, gradients / 2)
+    np.testing.assert_array_equal(rows, expected)
