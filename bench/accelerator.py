@@ -35,7 +35,7 @@ from time import perf_counter
 from typing import Any, Final
 
 from .accelerator_workload import Case
-from .compare import duration
+from .timing import duration
 
 __all__ = ["main"]
 

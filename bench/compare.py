@@ -1,389 +1,130 @@
-"""Ours against theirs, in one process: ``python -m bench.compare`` from the root of the repository.
+"""Ours against theirs: ``python -m bench.compare`` from the root of the repository.
 
-For each case and each peer: both do the work once and must agree (``allclose``); then they take
-turns, ours first in one round and theirs first in the next, so that whatever else the machine does
-meets both alike. The table gives medians, minima, and the ratio peer / ours: the median over the
-rounds of the ratio within a round. Above 1, ours is faster. No time makes it fail.
+For each case and each peer that is installed, both do the work once and must agree; then blocks of
+six samples take turns, the first two of each not counted. The table gives medians, the ratio
+peer / ours (above 1, ours is faster) with its spread over the rounds (quartiles; of fewer than
+four, the least and the largest), and the ratio we are after. No time makes it fail; results that
+differ do.
+
+The table is repeated with ``OMP_WAIT_POLICY=passive``, where the threads of torch and FBGEMM sleep
+between calls; by default they spin.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
+import json
 import os
 import platform
-import statistics
+import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
-from operator import getitem
-from time import perf_counter
-from typing import Any, Final
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
 
 import shardcore as sc
-from shardcore.store import StoreTable, instruction_set
-from shardcore.store.segment_reduce import segment_reduce
+from shardcore.store import instruction_set
 
-from .peers import (
-    PEERS,
-    Contender,
-    LookupTask,
-    PartitionTask,
-    Peer,
-    SliceTask,
-    StepTask,
-    VariableTask,
-)
-from .workload import DISTRIBUTIONS, FULL, QUICK, Sizes, bags_of_ids, gradient_of, table_rows
+from .cases import GROUPS
+from .measure import SIZES, Plan, from_line
+from .peers import PEERS
+from .report import Report
 
 __all__ = ["main"]
 
-SAMPLE_SECONDS: Final = 0.002
-"""Calls shorter than this are timed several at once."""
-
-LEARNING_RATE: Final = 0.01
-ACCUMULATOR: Final = 0.1
-
-SLICES: Final = {"all": slice(None), "reversed": slice(None, None, -3), "few rows": slice(5, 9)}
-
-
-@dataclass(frozen=True)
-class Case:
-    """A task, our ways to do it, and how a peer is asked to."""
-
-    name: str
-    ours: Callable[[], list[Contender]]
-    theirs: Callable[[Peer], Contender | None]
-
-
-@dataclass(frozen=True)
-class Result:
-    case: str
-    ours: str
-    peer: str
-    our_seconds: list[float]
-    peer_seconds: list[float]
-
-    def row(self) -> str:
-        """Return the line of the Markdown table."""
-        ratios = [
-            theirs / ours for ours, theirs in zip(self.our_seconds, self.peer_seconds, strict=True)
-        ]
-        cells = (
-            self.case,
-            self.ours,
-            self.peer,
-            *(
-                duration(pick(seconds))
-                for seconds in (self.our_seconds, self.peer_seconds)
-                for pick in (statistics.median, min)
-            ),
-            f"**{statistics.median(ratios):.2f}**",
-        )
-        return f"| {' | '.join(cells)} |"
-
-
-HEADER: Final = (
-    "| case | ours | peer | ours, median | min | peer, median | min | peer / ours |\n"
-    "|---|---|---|--:|--:|--:|--:|--:|"
-)
-
-
-def duration(seconds: float) -> str:
-    """Return seconds with three digits in a unit that suits them.
-
-    Examples
-    --------
-    >>> duration(0.01234), duration(5.6e-6)
-    ('12.3 ms', '5.6 µs')
-    """
-    for scale, unit in ((1, "s"), (1e3, "ms")):
-        if seconds * scale >= 1:
-            return f"{seconds * scale:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} µs"
-
-
-def take(run: Callable[[], Any], calls: int) -> float:
-    """Return the seconds of one of `calls` calls."""
-    start = perf_counter()
-    for _ in range(calls):
-        run()
-    return (perf_counter() - start) / calls
-
-
-def calls_per_sample(run: Callable[[], Any]) -> int:
-    """Return how many calls last about `SAMPLE_SECONDS`."""
-    run()
-    return max(1, round(SAMPLE_SECONDS / take(run, 3)))
-
-
-def check_equal(ours: Contender, theirs: Contender, case: str) -> None:
-    """Let both do the work once and compare.
-
-    Raises
-    ------
-    AssertionError
-        If a result differs, in number, shape or value.
-    """
-    message = f"{case}: {ours.what} and {theirs.what} disagree"
-    mine, other = ours.arrays(ours.run()), theirs.arrays(theirs.run())
-    assert len(mine) == len(other), f"{message}: {len(mine)} and {len(other)} arrays"
-    for left, right in zip(mine, other, strict=True):
-        if left.dtype.kind == "f":
-            np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-5, err_msg=message)
-        else:
-            np.testing.assert_array_equal(left, right, err_msg=message)
-
-
-def interleave(ours: Contender, theirs: Contender, rounds: int) -> tuple[list[float], list[float]]:
-    """Return the seconds of both, one sample each per round."""
-    pairs = [(run, calls_per_sample(run), list[float]()) for run in (ours.run, theirs.run)]
-    gc.collect()
-    gc.disable()
-    try:
-        for number in range(rounds):
-            for run, calls, seconds in pairs if number % 2 == 0 else reversed(pairs):
-                seconds.append(take(run, calls))
-    finally:
-        gc.enable()
-    return pairs[0][2], pairs[1][2]
-
-
-# --- the cases --------------------------------------------------------------------------------
-
-
-def slice_cases(sizes: Sizes) -> Iterator[Case]:
-    for name, rows in SLICES.items():
-        yield slice_case(f"slice, {name}, {sizes.shards} shards", sizes, rows)
-
-
-def slice_case(name: str, sizes: Sizes, rows: slice) -> Case:
-    layout = sc.Layout.div(sizes.rows, sizes.shards)
-    task = SliceTask(layout.shard_sizes, rows)
-
-    def arrays(found: list[tuple[int, slice]]) -> tuple[NDArray[Any], ...]:
-        local = [np.arange(task.sizes[shard])[part] for shard, part in found]
-        return np.array([shard for shard, _ in found]), *local
-
-    def ours() -> list[Contender]:
-        run = partial(layout.decompose_slice, rows)
-        return [Contender("Layout.decompose_slice", run, arrays)]
-
-    return Case(name, ours, lambda peer: peer.decompose_slice(task))
-
-
-def partition_cases(sizes: Sizes) -> Iterator[Case]:
-    ids = np.random.default_rng(0).integers(0, sizes.rows, sizes.partition_ids)
-    for strategy in ("div", "mod"):
-        name = f"partition, {strategy}, {ids.size:,} ids, {sizes.shards} shards"
-        layout: sc.Layout = getattr(sc.Layout, strategy)(sizes.rows, sizes.shards)
-        yield partition_case(name, layout, ids)
-
-
-def partition_case(name: str, layout: sc.Layout, ids: NDArray[np.int64]) -> Case:
-    task = PartitionTask(ids, layout.shard_sizes, layout.strategy)
-
-    def arrays(found: sc.Partition) -> tuple[NDArray[Any], ...]:
-        return found.local, np.diff(found.row_splits), found.inverse
-
-    def ours() -> list[Contender]:
-        return [Contender("Layout.partition", partial(layout.partition, ids), arrays)]
-
-    return Case(name, ours, lambda peer: peer.partition(task))
-
-
-def variable_cases(sizes: Sizes) -> Iterator[Case]:
-    numbers = np.arange(sizes.variable_rows * sizes.dim, dtype=np.float32)
-    whole = numbers.reshape(sizes.variable_rows, sizes.dim)
-    shards = [part.copy() for part in np.array_split(whole, sizes.shards)]
-    for name, rows in SLICES.items():
-        shape = f"{len(shards)} shards of {len(shards[0]):,} x {sizes.dim}"
-        yield variable_case(f"variable, {name}, {shape}", shards, rows)
-
-
-def variable_case(name: str, shards: list[NDArray[np.float32]], rows: slice) -> Case:
-    task = VariableTask(shards, rows)
-
-    def ours() -> list[Contender]:
-        read = partial(getitem, sc.ShardedVariable(shards), rows)
-        return [Contender("ShardedVariable[...]", read, lambda found: (found,))]
-
-    return Case(name, ours, lambda peer: peer.read_slice(task))
-
-
-def engine_of(
-    rows: NDArray[np.float32], optimizer: sc.Optimizer | None = None
-) -> sc.ShardedEmbedding:
-    count, dim = rows.shape
-    table = sc.TableConfig(count, dim, initializer=rows, combiner="sum", name="items")
-    engine = sc.ShardedEmbedding(sc.FeatureConfig(table), optimizer=optimizer)
-    engine.build()
-    return engine
-
-
-def lookup_cases(sizes: Sizes) -> Iterator[Case]:
-    rows = table_rows(sizes)
-    batches = {name: bags_of_ids(sizes, name) for name in DISTRIBUTIONS}
-    for name, bags in {"1 bag": 1, "64 bags": min(64, sizes.bags)}.items():
-        ids, row_splits = batches["uniform"]
-        batches[name] = ids[: row_splits[bags]], row_splits[: bags + 1]
-    for name, (ids, row_splits) in batches.items():
-        yield lookup_case(f"lookup, {name}", LookupTask(rows, ids, row_splits))
-
-
-def lookup_case(name: str, task: LookupTask) -> Case:
-    def ours() -> list[Contender]:
-        """Both levels: the store's face of the kernel, which checks the ids too, and the engine."""
-        count, dim = task.rows.shape
-        table = StoreTable(count, dim, task.rows.dtype, None)
-        table.write(None, 0, task.rows)
-        face = partial(segment_reduce, table.rows, task.ids, task.row_splits)
-        engine = partial(engine_of(task.rows), (task.ids, task.row_splits))
-        return [
-            Contender("segment_reduce", face, lambda found: (found,)),
-            Contender("ShardedEmbedding(...)", engine, lambda found: (found,)),
-        ]
-
-    return Case(name, ours, lambda peer: peer.lookup(task))
-
-
-def step_cases(sizes: Sizes) -> Iterator[Case]:
-    rows, gradient = table_rows(sizes), gradient_of(sizes)
-    for optimizer in ("SGD", "Adagrad"):
-        for distribution in DISTRIBUTIONS:
-            ids, row_splits = bags_of_ids(sizes, distribution)
-            # Touched rows and a few that must stay as they are.
-            probe = np.concatenate((np.unique(ids)[:5_000], np.setdiff1d(np.arange(100), ids)))
-            task = StepTask(
-                rows, ids, row_splits, gradient, optimizer, LEARNING_RATE, ACCUMULATOR, probe
-            )
-            yield step_case(f"step, {optimizer}, {distribution}", task)
-
-
-def step_case(name: str, task: StepTask) -> Case:
-    def ours() -> list[Contender]:
-        engine = engine_of(task.rows, our_optimizer(task))
-
-        def run() -> Any:
-            engine.enqueue((task.ids, task.row_splits))
-            activations = engine.dequeue()
-            engine.apply_gradients(task.gradient)
-            return activations
-
-        def arrays(found: Any) -> tuple[NDArray[Any], ...]:
-            return found, engine.tables["items"][task.probe]
-
-        return [Contender("enqueue, dequeue, apply_gradients", run, arrays)]
-
-    return Case(name, ours, lambda peer: peer.step(task))
-
-
-def our_optimizer(task: StepTask) -> sc.Optimizer:
-    found: sc.Optimizer
-    if task.optimizer == "SGD":
-        found = sc.optimizers.SGD(learning_rate=task.learning_rate)
-    else:
-        found = sc.optimizers.Adagrad(
-            learning_rate=task.learning_rate, initial_accumulator_value=task.accumulator
-        )
-    return found
-
-
-CASES: Final[dict[str, Callable[[Sizes], Iterator[Case]]]] = {
-    "slices": slice_cases,
-    "partition": partition_cases,
-    "variable": variable_cases,
-    "lookup": lookup_cases,
-    "step": step_cases,
-}
-
-THREADED: Final = ("lookup", "step")
-
-
-# --- the run ----------------------------------------------------------------------------------
-
-
-def measured(case: Case, peers: Sequence[Peer], rounds: int) -> Iterator[Result]:
-    """Compare every way of ours with every peer; equal results are asserted first."""
-    for peer in peers:
-        theirs = case.theirs(peer)
-        if theirs is None:
-            continue
-        for ours in case.ours():  # made anew for each peer: a step changes its table
-            check_equal(ours, theirs, case.name)
-            yield Result(
-                case.name,
-                ours.what,
-                f"{peer.name}: {theirs.what}",
-                *interleave(ours, theirs, rounds),
-            )
-
-
-def present(peers: Sequence[Peer]) -> list[Peer]:
-    """Return the installed peers, and print which are and why the others are not."""
-    found = []
-    for peer in peers:
-        reason = peer.missing()
-        print(f"- {peer.version() if reason is None else f'{peer.name} left out: {reason}'}")
+ROOT: Final = Path(__file__).resolve().parents[1]
+
+POLICIES: Final = ("default", "passive")
+"""Of OpenMP's threads between calls."""
+
+
+def run(plan: Plan, policy: str, report: Report) -> None:
+    """Let a process of its own measure, and report what it tells as it comes."""
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    if policy != "default":
+        environment["OMP_WAIT_POLICY"] = policy
+    environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    paths = (str(ROOT), environment.get("PYTHONPATH", ""))
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    command = [
+        sys.executable,
+        "-P",
+        "-W",
+        "ignore",
+        "-m",
+        "bench.measure",
+        json.dumps(asdict(plan)),
+    ]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            found = from_line(line)
+            if found is None:
+                print(line, end="", file=sys.stderr)
+            else:
+                report.add(found)
+    if process.returncode:
+        report.fail(f"{', '.join(plan.groups)} (exit code {process.returncode})")
+
+
+def present(names: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Return the installed peers, and why each of the others is missing; print both."""
+    found, missing = [], {}
+    for name in names:
+        reason = PEERS[name].missing()
         if reason is None:
-            found.append(peer)
-    return found
-
-
-def with_threads(peers: Sequence[Peer], threads: int) -> list[Peer]:
-    """Set the threads of everyone; return the peers that could follow."""
-    sc.set_num_threads(threads)
-    able = []
-    for peer in peers:
-        try:
-            peer.set_num_threads(threads)
-        except RuntimeError as error:
-            print(f"\n{peer.name} left out with {threads} threads: {error}")
+            found.append(name)
+            print(f"- {PEERS[name].version()}")
         else:
-            able.append(peer)
-    return able
+            missing[name] = reason
+            print(f"- {name} left out: {reason}")
+    return found, missing
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.compare", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a tenth of the table, fewer ids")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.compare",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--quick", action="store_true", help="a small table, to see that it works")
     parser.add_argument("--threads", type=int, nargs="+", default=[1], help="such as: 1 2")
-    parser.add_argument("--rounds", type=int, default=21, help="pairs per comparison")
-    parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--peers", nargs="+", choices=[peer.name for peer in PEERS])
+    parser.add_argument("--rounds", type=int, help="pairs of blocks per comparison; 7, quick 2")
+    parser.add_argument("--only", nargs="+", choices=GROUPS, default=list(GROUPS))
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
+    parser.add_argument("--policies", nargs="+", choices=POLICIES, help="both; quick: default")
     options = parser.parse_args(argv)
+    if options.rounds is None:
+        options.rounds = 2 if options.quick else 7
+    if options.policies is None:
+        options.policies = POLICIES[:1] if options.quick else POLICIES
     if options.rounds < 1 or min(options.threads) < 1:
         parser.error("--rounds and --threads must be at least 1")
     return options
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the tables; return the exit code."""
+    """Print the tables; return 1 where results differed, else 0."""
     options = arguments(argv)
-    sizes = QUICK if options.quick else FULL
+    size = "quick" if options.quick else "full"
     print(f"shardcore {sc.__version__}, instruction set {instruction_set.NAME}; ", end="")
     print(f"Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores")
-    print(f"{sizes}; {options.rounds} rounds\n")
-    chosen = [peer for peer in PEERS if options.peers is None or peer.name in options.peers]
-    peers = present(chosen)
-    print("\nFBGEMM's row-wise Adagrad keeps one accumulator per row and is no peer of an")
-    print("element-wise Adagrad: SGD meets EXACT_SGD, Adagrad meets EXACT_ADAGRAD, epsilon 0.")
-    for number, threads in enumerate(options.threads):
-        able = with_threads(peers, threads)
-        # Slices, partitions and reads of variables use one thread, whatever they are given.
-        groups = [name for name in options.only if number == 0 or name in THREADED]
-        if not groups:
-            continue
-        print(f"\n### {threads} thread{'s' if threads > 1 else ''}\n\n{HEADER}", flush=True)
-        for group in groups:
-            for case in CASES[group](sizes):
-                for result in measured(case, able, options.rounds):
-                    print(result.row(), flush=True)
-    return 0
+    print(f"{SIZES[size]}; {options.rounds} rounds\n")
+    peers, missing = present(options.peers)
+    if options.quick:
+        print("\nThe sizes are small: the ratios say nothing of large tables.")
+    report = Report()
+    # A small run takes no memory to give back, and starts libraries once.
+    batches = [options.only] if options.quick else [[group] for group in options.only]
+    for policy in options.policies:
+        for threads in options.threads:
+            waiting = "" if policy == "default" else f", OMP_WAIT_POLICY={policy}"
+            report.begin(f"{threads} thread{'s' if threads > 1 else ''}{waiting}")
+            for groups in batches:
+                run(Plan(groups, peers, missing, size, threads, options.rounds), policy, report)
+    report.end()
+    return int(report.failed)
 
 
 if __name__ == "__main__":

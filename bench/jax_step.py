@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 import shardcore as sc
 
-from .compare import duration
+from .timing import duration
 from .workload import DISTRIBUTIONS, FULL, Sizes, bags_of_ids, gradient_of, table_rows
 
 __all__ = ["BATCHES", "OPTIMIZERS", "Ours", "Plain", "Step", "batches_of", "check_equal", "main"]

@@ -1,0 +1,37 @@
+"""A case: a task, our way to do it, and those it is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ..contender import EXACT, Contender, Tolerance
+from ..goals import Goal
+from ..peers import Peer
+
+__all__ = ["Case"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One comparison.
+
+    Attributes
+    ----------
+    name : str
+    ours : callable
+        Makes our contender, anew for each peer: a step changes its table.
+    theirs : callable
+        Peer -> its contender; raises `UnableError` where it has none.
+    goals : mapping
+        By the name of each peer that is asked; None where nothing is aimed at.
+    repeatable : bool
+        Whether both still agree to the tolerance after a second call.
+    """
+
+    name: str
+    ours: Callable[[], Contender]
+    theirs: Callable[[Peer], Contender]
+    goals: Mapping[str, Goal | None]
+    tolerance: Tolerance = EXACT
+    repeatable: bool = True

@@ -1,0 +1,105 @@
+"""Combined lookups through the engine: sums at several dims, other combiners, two-byte rows."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+
+from ..contender import Tolerance
+from ..goals import Goal, at_least, no_slower_than, of_the_table
+from ..ours import engine_of, lookup_of
+from ..tasks import LookupTask
+from ..workload import ALL_DISTRIBUTIONS, DISTRIBUTIONS, Sizes, bags_of_ids, table_rows
+from .case import Case
+
+__all__ = ["combiners", "lookups", "short_rows"]
+
+DIMS: Final = (16, 128, 256)
+
+COMBINERS: Final = (
+    ("weighted sum", ("torch", "FBGEMM")),
+    ("mean", ("torch", "FBGEMM")),
+    ("weighted mean", ("TensorFlow",)),
+    ("sqrtn", ("TensorFlow",)),
+    ("weighted sqrtn", ("TensorFlow",)),
+)
+
+# Some peers round their sums to two bytes again.
+OF_TWO_BYTES: Final = {
+    "float16": Tolerance(relative=2e-3, absolute=2e-2),
+    "bfloat16": Tolerance(relative=2e-2, absolute=1e-1),
+}
+
+
+def lookups(sizes: Sizes, threads: int) -> Iterator[Case]:
+    yield from _of_one_dim(sizes, threads, sizes.dim, ALL_DISTRIBUTIONS)
+    for dim in DIMS:
+        yield from _of_one_dim(sizes, threads, dim, DISTRIBUTIONS)
+
+
+def _of_one_dim(
+    sizes: Sizes, threads: int, dim: int, distributions: tuple[str, ...]
+) -> Iterator[Case]:
+    rows = table_rows(sizes, dim)
+    engine = engine_of(rows, "sum")
+    for name in distributions:
+        goal = of_the_table("lookup", name, threads)
+        task = LookupTask(rows, *bags_of_ids(sizes, name, len(rows)))
+        yield _case(f"lookup, dim {dim}, {name}", engine, task, {"torch": goal, "FBGEMM": goal})
+
+
+def combiners(sizes: Sizes, threads: int) -> Iterator[Case]:
+    rows = table_rows(sizes)
+    for name, peers in COMBINERS:
+        combiner = name.split()[-1]
+        engine = engine_of(rows, combiner)
+        for distribution in DISTRIBUTIONS:
+            task = LookupTask(rows, *bags_of_ids(sizes, distribution), combiner=combiner)
+            if name.startswith("weighted"):
+                weights = np.random.default_rng(5).random(task.ids.size, np.float32) + 0.5
+                task = replace(task, weights=weights)
+            goals = {**dict.fromkeys(peers, at_least(1.8)), "shardcore": no_slower_than(1.1)}
+            yield _case(f"{name}, dim {rows.shape[1]}, {distribution}", engine, task, goals)
+
+
+def short_rows(sizes: Sizes, threads: int) -> Iterator[Case]:
+    """float16 and bfloat16; narrow float16 rows against torch, wide ones also against float32.
+
+    Where every row comes from memory, half the bytes must show. FBGEMM has no bfloat16 tables on a
+    CPU: torch stands in.
+    """
+    narrow = {"torch": at_least(1.5), "FBGEMM": at_least(1.0)}
+    yield from _of_two_bytes(sizes, np.float16, 16, narrow)
+    wide = {"FBGEMM": at_least(1.0), "shardcore": at_least(1.6)}
+    yield from _of_two_bytes(sizes, np.float16, sizes.dim, wide)
+    if importlib.util.find_spec("ml_dtypes") is not None:
+        from ml_dtypes import bfloat16
+
+        yield from _of_two_bytes(sizes, bfloat16, sizes.dim, {**wide, "torch": at_least(1.0)})
+
+
+def _of_two_bytes(
+    sizes: Sizes, dtype: Any, dim: int, goals: Mapping[str, Goal | None]
+) -> Iterator[Case]:
+    rows = table_rows(sizes, dim, dtype)
+    engine, name = engine_of(rows, "sum"), rows.dtype.name
+    for distribution in DISTRIBUTIONS:
+        task = LookupTask(rows, *bags_of_ids(sizes, distribution), tolerance=OF_TWO_BYTES[name])
+        aims = dict(goals)
+        if distribution != "uniform" and "shardcore" in aims:
+            aims["shardcore"] = None  # hot rows come from the cache
+        yield _case(f"lookup, {name}, dim {dim}, {distribution}", engine, task, aims)
+
+
+def _case(name: str, engine: Any, task: LookupTask, goals: Mapping[str, Goal | None]) -> Case:
+    return Case(
+        name,
+        lambda: lookup_of(engine, task),
+        lambda peer: peer.lookup(task),
+        goals,
+        task.tolerance,
+    )

@@ -1,0 +1,115 @@
+"""Training steps in one large table: lookup, backward, update."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import ours
+from ..contender import Tolerance
+from ..goals import Goal, at_least, of_the_table
+from ..tasks import Bags, StepTask, Update
+from ..workload import (
+    ALL_DISTRIBUTIONS,
+    DISTRIBUTIONS,
+    Sizes,
+    bags_of_ids,
+    gradient_of,
+    table_rows,
+)
+from .case import Case
+
+__all__ = ["other_forms", "other_optimizers", "step_case", "steps"]
+
+OTHER: Final = {"Adam": "torch", "FTRL": "TensorFlow", "momentum": "TensorFlow"}
+
+# A root that is nearly 0 below a moment that is nearly 0 enlarges the last places.
+OF_MOMENTS: Final = Tolerance(relative=1e-3, absolute=1e-4)
+
+
+def steps(sizes: Sizes, threads: int) -> Iterator[Case]:
+    rows = table_rows(sizes)
+    for name in ("RowwiseAdagrad", "SGD", "Adagrad"):
+        for distribution in ALL_DISTRIBUTIONS:
+            goal = of_the_table(name, distribution, threads)
+            task = StepTask([rows], [_whole(sizes, distribution)], Update(name))
+            yield step_case(f"step, {name}, {distribution}", task, {"FBGEMM": goal})
+
+
+def other_optimizers(sizes: Sizes, threads: int) -> Iterator[Case]:
+    rows = table_rows(sizes)
+    for name, peer in OTHER.items():
+        for distribution in DISTRIBUTIONS:
+            bags = [_whole(sizes, distribution)]
+            task = StepTask([rows], bags, Update(name), tolerance=OF_MOMENTS)
+            yield step_case(f"step, {name}, {distribution}", task, {peer: at_least(15)})
+
+
+def other_forms(sizes: Sizes, threads: int) -> Iterator[Case]:
+    """Row-wise Adagrad where FBGEMM has no fast way: sequences, shared tables, two-byte rows."""
+    update, goals = Update("RowwiseAdagrad"), {"FBGEMM": at_least(5)}
+    rows = table_rows(sizes)
+    for distribution in DISTRIBUTIONS:
+        bags = _whole(sizes, distribution)
+        yield step_case(
+            f"step, sequence, {distribution}",
+            StepTask([rows], [_unpooled(sizes, bags)], update, sequence=True),
+            goals,
+        )
+        yield step_case(
+            f"step, table of two features, {distribution}",
+            StepTask([rows], _halves(sizes, bags), update),
+            goals,
+        )
+    del rows
+    dtypes: list[Any] = [np.dtype(np.float16)]
+    if importlib.util.find_spec("ml_dtypes") is not None:
+        from ml_dtypes import bfloat16
+
+        dtypes.append(np.dtype(bfloat16))
+    for dtype in dtypes:
+        short = table_rows(sizes, dtype=dtype)
+        for update in (Update("RowwiseAdagrad"), Update("RowwiseAdagrad", stochastic=True)):
+            rounding = "stochastic rounding, " if update.stochastic else ""
+            for distribution in DISTRIBUTIONS:
+                task = StepTask([short], [_whole(sizes, distribution)], update)
+                name = f"step, {dtype.name} rows, {rounding}{distribution}"
+                yield step_case(name, task, goals)
+
+
+def step_case(name: str, task: StepTask, goals: dict[str, Goal | None] | dict[str, Goal]) -> Case:
+    return Case(
+        name,
+        lambda: ours.step(task),
+        lambda peer: peer.step(task),
+        goals,
+        task.tolerance,
+        repeatable=all(rows.dtype.itemsize > 2 for rows in task.tables),
+    )
+
+
+def _whole(sizes: Sizes, distribution: str) -> Bags:
+    return Bags(0, *bags_of_ids(sizes, distribution), gradient_of(sizes))
+
+
+def _unpooled(sizes: Sizes, bags: Bags) -> Bags:
+    """Return a quarter of the bags with a gradient for every id."""
+    count = sizes.bags // 4
+    ids = bags.ids[: count * sizes.pooling]
+    draw = np.random.default_rng(6)
+    gradient = draw.standard_normal((ids.size, sizes.dim), np.float32)
+    return Bags(0, ids, bags.row_splits[: count + 1], gradient)
+
+
+def _halves(sizes: Sizes, bags: Bags) -> list[Bags]:
+    """Return the bags as two features of one table, with half of every bag's ids each."""
+    by_bag: NDArray[np.int64] = bags.ids.reshape(sizes.bags, sizes.pooling)
+    gradients = (bags.gradient, bags.gradient[::-1].copy())
+    return [
+        Bags(0, half.reshape(-1).copy(), np.arange(sizes.bags + 1) * half.shape[1], gradient)
+        for half, gradient in zip(np.array_split(by_bag, 2, axis=1), gradients, strict=True)
+    ]

@@ -1,0 +1,101 @@
+"""One way to do a task, and the proof that two ways do the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["EXACT", "Arrays", "Contender", "Tolerance", "UnableError", "check_equal", "units_apart"]
+
+Arrays = tuple[NDArray[Any], ...]
+
+
+class UnableError(Exception):
+    """A peer cannot do a task, or not by the same definition; the message says why."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to do a task.
+
+    Attributes
+    ----------
+    what : str
+        The function that is called.
+    run : callable
+        What is timed.
+    arrays : callable
+        What `run` returned -> arrays to compare, in the form the task describes.
+    """
+
+    what: str
+    run: Callable[[], Any]
+    arrays: Callable[[Any], Arrays]
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How far apart equal results may lie.
+
+    Attributes
+    ----------
+    relative, absolute : float
+        Of float32 and float64 arrays, as in `numpy.allclose`.
+    units : int
+        Of float16 and bfloat16 arrays: so many of their neighbours away.
+    """
+
+    relative: float = 1e-4
+    absolute: float = 1e-5
+    units: int = 1
+
+
+EXACT: Final = Tolerance()
+"""Of float32 sums in another order."""
+
+
+def units_apart(left: NDArray[Any], right: NDArray[Any]) -> NDArray[np.int32]:
+    """Return how many neighbours of a two-byte float type lie between two arrays of it.
+
+    Examples
+    --------
+    >>> units_apart(np.float16([1.0, -0.0]), np.float16([1.002, 6e-8])).tolist()
+    [2, 1]
+    """
+
+    def ordered(array: NDArray[Any]) -> NDArray[np.int32]:
+        bits = np.ascontiguousarray(array).view(np.uint16).astype(np.int32)
+        return np.where(bits >= 0x8000, 0x8000 - bits, bits)
+
+    return abs(ordered(left) - ordered(right))
+
+
+def check_equal(
+    ours: Contender, theirs: Contender, case: str, tolerance: Tolerance = EXACT
+) -> None:
+    """Let both do the work once and compare.
+
+    Raises
+    ------
+    AssertionError
+        If a result differs, in number, shape or value.
+    """
+    message = f"{case}: {ours.what} and {theirs.what} disagree"
+    mine, other = ours.arrays(ours.run()), theirs.arrays(theirs.run())
+    assert len(mine) == len(other), f"{message}: {len(mine)} and {len(other)} arrays"
+    for left, right in zip(mine, other, strict=True):
+        if left.dtype.itemsize == 2 and left.dtype == right.dtype:
+            assert left.shape == right.shape, f"{message}: shapes {left.shape} and {right.shape}"
+            assert np.isfinite(left).all(), f"{message}: not finite"
+            apart = int(units_apart(left, right).max(initial=0))
+            assert apart <= tolerance.units, f"{message}: {apart} units in the last place"
+        elif left.dtype.kind == "f":
+            np.testing.assert_allclose(
+                left, right, tolerance.relative, tolerance.absolute, err_msg=message
+            )
+        else:
+            np.testing.assert_array_equal(left, right, err_msg=message)

@@ -1,0 +1,19 @@
+"""The same work done by others: torch, FBGEMM, TensorFlow and NumPy, each only where installed.
+
+Nothing here is a dependency. `Own` is ourselves, in the way that a case has to keep up with.
+"""
+
+from __future__ import annotations
+
+from .base import Peer
+from .fbgemm_peer import Fbgemm
+from .numpy_peer import Numpy
+from .own import Own
+from .tensorflow_peer import TensorFlow
+from .torch_peer import Torch
+
+__all__ = ["PEERS", "Peer"]
+
+PEERS: dict[str, Peer] = {
+    peer.name: peer for peer in (Own(), Numpy(), Torch(), Fbgemm(), TensorFlow())
+}

@@ -1,0 +1,76 @@
+"""What a peer is: it answers the tasks it can do, each with a `Contender`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from ..contender import Contender, UnableError
+from ..tasks import (
+    LookupTask,
+    PartitionTask,
+    ShardsTask,
+    SliceTask,
+    StepTask,
+    VariableTask,
+)
+
+__all__ = ["Peer"]
+
+
+class Peer(ABC):
+    """Another library. Of a task that it cannot do, or not by our definition, it says why.
+
+    A contender's inputs are already in the peer's own form, so that only the work is timed; its
+    result can be turned into NumPy arrays in our form, so that it can be checked.
+
+    Attributes
+    ----------
+    name : str
+    modules : tuple of str
+        What must be installed; the version is that of the last one.
+    """
+
+    name: ClassVar[str]
+    modules: ClassVar[tuple[str, ...]]
+
+    def missing(self) -> str | None:
+        """Return why this peer cannot take part; None where it can."""
+        for module in self.modules:
+            if importlib.util.find_spec(module) is None:
+                return f"{module} is not installed"
+        return None
+
+    def version(self) -> str:
+        """Return name and version, without importing the peer."""
+        packages = importlib.metadata.packages_distributions().get(self.modules[-1], [])
+        versions = {importlib.metadata.version(package) for package in packages}
+        return " ".join((self.name, *sorted(versions)))
+
+    @abstractmethod
+    def set_num_threads(self, threads: int) -> None:
+        """Let the peer use so many threads; called once, before it does anything."""
+
+    def lookup(self, task: LookupTask) -> Contender:
+        raise self.unable("no such lookup")
+
+    def step(self, task: StepTask) -> Contender:
+        raise self.unable("no such step")
+
+    def partition(self, task: PartitionTask) -> Contender:
+        raise self.unable("no partition of ids")
+
+    def decompose_slice(self, task: SliceTask) -> Contender:
+        raise self.unable("no decomposition of slices")
+
+    def read_slice(self, task: VariableTask) -> Contender:
+        raise self.unable("no variable in shards")
+
+    def lookup_in_shards(self, task: ShardsTask) -> Contender:
+        raise self.unable("no lookup in shards")
+
+    def unable(self, reason: str) -> UnableError:
+        """Return the error that says why a task is left out."""
+        return UnableError(f"{self.name}: {reason}")
