@@ -2,86 +2,353 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
-from dataclasses import replace
-from typing import Final
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 import shardcore as sc
 
-from .compare import CASES, HEADER, check_equal, interleave, main
-from .peers import PEERS, Contender, Peer
-from .workload import SMALL
+from . import measure, peers, text_ids, timing
+from .cases import GROUPS
+from .compare import environment, main
+from .contender import Contender, Tolerance, UnableError, check_equal
+from .goals import at_least, at_most, no_slower_than, of_the_table
+from .measure import LeftOut, Plan, Result, as_line, from_line, measured
+from .peers import PEERS, Peer
+from .report import HEADER, NOT_HERE, Report
+from .timing import Times, take_turns
+from .workload import SMALL, bags_combined, bags_of_ids, draw_ids
 
 # As many rows in every shard, as FBGEMM's blocks need it.
 EVEN: Final = replace(SMALL, rows=143 * SMALL.shards)
 
-DONE_BY: Final = {
-    "NumPy": ("partition",),
-    "torch": ("lookup", "step"),
-    "FBGEMM": ("partition", "lookup", "step"),
-    "TensorFlow": ("slices", "partition", "variable"),
+ASKED_OF: Final = {
+    "shardcore": ("combiner", "short", "shards"),
+    "NumPy": ("partition", "variable"),
+    "torch": ("lookup", "combiner", "short", "optimizer", "serving"),
+    "FBGEMM": ("lookup", "combiner", "short", "step", "form", "criteo", "many", "partition"),
+    "TensorFlow": ("combiner", "optimizer", "partition", "slices", "variable"),
+}
+
+UNABLE: Final = {
+    ("FBGEMM", "short"): {"FBGEMM: no table of bfloat16 on a CPU"},
+    ("FBGEMM", "form"): {"FBGEMM: no table of bfloat16 on a CPU"},
 }
 
 
-@pytest.mark.filterwarnings("ignore:::torch", "ignore:::fbgemm_gpu", "ignore:::tensorflow")
-@pytest.mark.parametrize(
-    ("peer", "group"),
-    [(peer, group) for peer in PEERS for group in DONE_BY[peer.name]],
-    ids=lambda value: getattr(value, "name", value),
-)
-def test_peer_agrees(peer: Peer, group: str) -> None:
-    reason = peer.missing()
-    if reason is not None:
-        pytest.skip(f"{peer.name}: {reason}")
-    compared = 0
-    for case in CASES[group](EVEN):
-        theirs = case.theirs(peer)
-        if theirs is not None:
-            for ours in case.ours():
-                check_equal(ours, theirs, case.name)
-                if group == "step":
-                    check_equal(ours, theirs, f"{case.name}, second step")
-                compared += 1
-    assert compared
-
-
-def test_disagreement_is_found() -> None:
-    right = Contender("right", lambda: np.array([1.0, 2.0]), lambda found: (found,))
-    wrong = Contender("wrong", lambda: np.array([1.0, 2.1]), lambda found: (found,))
-    check_equal(right, right, "a case")
-    with pytest.raises(AssertionError, match=re.escape("a case: right and wrong disagree")):
-        check_equal(right, wrong, "a case")
-    short = Contender("short", tuple, lambda found: found)
-    with pytest.raises(AssertionError, match=re.escape("right and short disagree: 1 and 0 arrays")):
-        check_equal(right, short, "a case")
-
-
-def test_rounds_take_turns() -> None:
-    order: list[str] = []
-    first = Contender("a", lambda: order.append("a"), lambda found: ())
-    second = Contender("b", lambda: order.append("b"), lambda found: ())
-    ours, theirs = interleave(first, second, 4)
-    assert len(ours) == len(theirs) == 4
-    turns = [name for at, name in enumerate(order) if at == 0 or order[at - 1] != name]
-    # Warm-up a, b; then ab, ba, ab, ba; equal neighbours are one.
-    assert "".join(turns) == "abababa"
+@pytest.fixture(autouse=True)
+def threads_as_before() -> Iterator[None]:
+    before = sc.get_num_threads()
+    yield
+    sc.set_num_threads(before)
 
 
 @pytest.mark.slow
-def test_report(capsys: pytest.CaptureFixture[str]) -> None:
-    before = sc.get_num_threads()
-    try:
-        main(["--quick", "--rounds", "1", "--only", "partition", "--peers", "NumPy", "FBGEMM"])
-    finally:
-        sc.set_num_threads(before)
-    printed = capsys.readouterr().out
-    assert HEADER in printed
-    assert f"- NumPy {np.__version__}" in printed
-    assert re.search(r"\| partition, div, .* \| NumPy: .* \| \*\*\d+\.\d\d\*\* \|", printed)
-    fbgemm = next(peer for peer in PEERS if peer.name == "FBGEMM")
-    reason = fbgemm.missing()
+def test_every_case_is_asked_of_a_peer_here() -> None:
+    for group, cases in GROUPS.items():
+        asked = {name for case in cases(SMALL, 1) for name in case.goals}
+        assert asked == {name for name, groups in ASKED_OF.items() if group in groups}
+
+
+@pytest.mark.filterwarnings("ignore:::torch", "ignore:::fbgemm_gpu", "ignore:::tensorflow")
+@pytest.mark.filterwarnings("ignore:::keras", "ignore:::google")
+@pytest.mark.parametrize(
+    ("name", "group"), [(name, group) for name, groups in ASKED_OF.items() for group in groups]
+)
+def test_peer_agrees(name: str, group: str) -> None:
+    peer = PEERS[name]
+    reason = peer.missing()
     if reason is not None:
-        assert f"- FBGEMM left out: {reason}" in printed
+        pytest.skip(f"{name}: {reason}")
+    compared, unable = 0, set()
+    for case in GROUPS[group](EVEN, 1):
+        if name not in case.goals:
+            continue
+        try:
+            theirs = case.theirs(peer)
+        except UnableError as error:
+            unable.add(str(error))
+            continue
+        ours = case.ours()
+        check_equal(ours, theirs, case.name, case.tolerance)
+        if case.repeatable:
+            check_equal(ours, theirs, f"{case.name}, second time", case.tolerance)
+        compared += 1
+    assert compared
+    assert unable == UNABLE.get((name, group), set())
+
+
+class Off(Peer):
+    """NumPy, a little wrong."""
+
+    name = "off"
+    modules = ("numpy",)
+
+    def set_num_threads(self, threads: int) -> None:
+        pass
+
+    def partition(self, task: Any) -> Contender:
+        right = PEERS["NumPy"].partition(task)
+
+        def arrays(found: Any) -> Any:
+            local, counts, inverse = right.arrays(found)
+            return local, counts, inverse[::-1]
+
+        return Contender("reversed", right.run, arrays)
+
+
+def test_nothing_is_timed_where_a_peer_gives_another_result(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(PEERS, "off", Off())
+    monkeypatch.setattr(measure, "take_turns", lambda *_: pytest.fail("timed"))
+    case = replace(next(GROUPS["partition"](SMALL, 1)), goals={"off": None})
+    message = f"{case.name}: Layout.partition and reversed disagree"
+    with pytest.raises(AssertionError, match=re.escape(message)):
+        list(measured(case, Plan(["partition"], ["off"], {}, "small", 1, 1)))
+
+
+def constant(*arrays: Any, what: str = "a") -> Contender:
+    return Contender(what, lambda: tuple(map(np.asarray, arrays)), lambda found: found)
+
+
+def halves(*values: float) -> NDArray[np.float16]:
+    return np.array(values, np.float16)
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "why"),
+    [
+        (constant([1.0, 2.0]), constant([1.0, 2.1], what="b"), "Mismatched elements: 1 / 2"),
+        (constant([1.0]), constant(what="b"), "1 and 0 arrays"),
+        (constant([1, 2]), constant([1, 3], what="b"), "Mismatched elements: 1 / 2"),
+        (constant([1.0]), constant([1.0, 1.0], what="b"), "shapes (1,), (2,) mismatch"),
+        (
+            constant(halves(1.0, -1.0)),
+            constant(halves(1.002, -1.0), what="b"),
+            "2 units in the last place",
+        ),
+        (constant(halves(1.0)), constant(halves(1.0, 1.0), what="b"), "shapes (1,)"),
+        (constant(halves(np.nan)), constant(halves(np.nan), what="b"), "not finite"),
+    ],
+    ids=["value", "number", "integer", "shape", "units", "shape of two bytes", "nan"],
+)
+def test_disagreement_is_found(left: Contender, right: Contender, why: str) -> None:
+    if "not finite" not in why:
+        check_equal(left, left, "a case")
+        check_equal(right, right, "a case")
+    with pytest.raises(AssertionError, match=re.escape("a case: a and b disagree")) as found:
+        check_equal(left, right, "a case")
+    assert why in str(found.value)
+
+
+def test_a_neighbour_of_two_bytes_agrees() -> None:
+    left, right = constant(halves(1.0, 0.0)), constant(halves(1.001, -0.0))
+    check_equal(left, right, "a case")
+    with pytest.raises(AssertionError, match="1 units in the last place"):
+        check_equal(left, right, "a case", Tolerance(units=0))
+
+
+def test_blocks_of_six_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "_calls_per_sample", lambda run: 1)
+    order: list[str] = []
+    take_turns(lambda: order.append("a"), lambda: order.append("b"), 3)
+    assert "".join(order) == "a" * 6 + "b" * 12 + "a" * 12 + "b" * 6
+
+
+def test_the_first_two_of_a_block_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(np.cumsum([0, 9, 0, 8, 0, 1, 0, 3, 0, 4, 0, 2]).tolist())
+    monkeypatch.setattr(timing, "perf_counter", lambda: next(clock))
+    assert timing._block(lambda: None, 1) == 2.5
+
+
+def test_short_calls_are_timed_several_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = 0
+
+    def run() -> None:
+        nonlocal calls
+        calls += 1
+
+    monkeypatch.setattr(timing, "perf_counter", lambda: calls * 1e-4)
+    assert timing._calls_per_sample(run) == 20
+    calls = 0
+    assert timing._sample(run, 20) == pytest.approx(1e-4)
+    assert calls == 20
+
+
+def test_ratio_and_spread_are_of_the_rounds() -> None:
+    times = Times([1.0, 2.0, 1.0, 4.0, 1.0], [3.0, 2.0, 2.0, 2.0, 4.0])
+    assert times.ratios == [3.0, 1.0, 2.0, 0.5, 4.0]
+    assert (times.ratio, times.spread) == (2.0, (1.0, 3.0))
+    assert Times([1.0, 1.0], [5.0, 2.0]).spread == (2.0, 5.0)
+
+
+def test_goals() -> None:
+    assert at_least(1.8).reached(1.8, 9.0)
+    assert not at_least(1.8).reached(1.79, 0.0)
+    assert no_slower_than(1.25).reached(0.8, 9.0)
+    assert not no_slower_than(1.25).reached(0.79, 0.0)
+    assert at_most(1e-5).reached(0.1, 1e-5)
+    assert not at_most(1e-5).reached(9.0, 1.1e-5)
+    assert [str(one) for one in (at_least(15), no_slower_than(1.1), at_most(1e-5))] == [
+        "≥ 15",
+        "≥ 0.909",
+        "≤ 10 µs",
+    ]
+    assert of_the_table("lookup", "uniform", 2) == at_least(2.0)
+    assert of_the_table("Adagrad", "text", 1) == of_the_table("Adagrad", "zipf 1.2", 1)
+    assert of_the_table("Adagrad", "zipf 1.05", 1) == at_least(3.5)
+    assert of_the_table("SGD", "uniform", 3) is None
+
+
+@pytest.mark.slow
+def test_ids_of_text_are_ngrams_of_the_library() -> None:
+    ids, row_splits = bags_of_ids(replace(SMALL, bags=3_000, pooling=8, rows=1 << 22), "text")
+    np.testing.assert_array_equal(row_splits, np.arange(3_001) * 8)
+    assert ids.dtype == np.int64
+    assert ids.min() >= 0
+    assert ids.max() < 1 << 22
+    again, _ = bags_of_ids(replace(SMALL, bags=3_000, pooling=8, rows=1 << 22), "text")
+    np.testing.assert_array_equal(ids, again)
+    counts = np.sort(np.unique(ids, return_counts=True)[1])[::-1]
+    assert counts[0] > 50  # the commonest pair of tokens
+    assert (counts == 1).sum() > 4_000  # and many that come once
+    pairs, triples = text_ids._grams()
+    assert len(triples) == len(pairs) - 1
+    # A pair has one hash wherever it stands, and begins every triple with it.
+    assert np.unique(triples).size > np.unique(pairs).size
+
+
+def test_zipf_is_as_steep_as_it_says() -> None:
+    for exponent in (1.05, 1.2):
+        ids = draw_ids(np.random.default_rng(0), f"zipf {exponent}", 200_000, 10_000)
+        counts = np.sort(np.bincount(ids, minlength=10_000))[::-1]
+        law = np.arange(1, 10_001.0) ** -exponent
+        np.testing.assert_allclose(counts[:10] / 200_000, law[:10] / law.sum(), rtol=0.05)
+
+
+def test_the_oracle_of_combiners() -> None:
+    rows = np.array([[1.0, 2.0], [3.0, 5.0]], np.float32)
+    ids, splits = np.array([0, 1, 1]), np.array([0, 2, 3])
+    weights = np.array([3.0, 1.0, 2.0], np.float32)
+    for combiner in ("sum", "mean", "sqrtn"):
+        for given in (None, weights):
+            ragged = None if given is None else sc.Ragged(given, splits)
+            expected = sc.embedding_lookup_sparse(rows, (ids, splits), ragged, combiner)
+            found = bags_combined(rows, ids, splits, given, combiner)
+            np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+RESULT: Final = Result("a case", "f", "torch: g", Times([1e-3, 1e-3], [2e-3, 3e-3]), at_least(2.6))
+
+
+def test_a_line_of_a_process_is_read_back() -> None:
+    for found in (RESULT, replace(RESULT, goal=None), LeftOut("a case", "torch: too hard")):
+        assert from_line(as_line(found)) == found
+    for line in ("", "a warning", "{}", "[1]", "3", "null", '{"kind": '):
+        assert from_line(line) is None
+
+
+def test_the_report_says_what_was_reached_missed_and_left_out(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    report = Report()
+    report.begin("2 threads")
+    report.add(RESULT)
+    report.add(replace(RESULT, goal=at_least(2.5)))
+    report.add(replace(RESULT, goal=None))
+    report.add(LeftOut("a case", "torch: too hard"))
+    report.add(LeftOut("another", "torch: too hard"))
+    report.begin("1 thread")
+    report.add(LeftOut("a case", "torch: too hard"))
+    assert not report.failed
+    report.fail("lookup (exit code 1)")
+    assert report.failed
+    report.end()
+    line = "| a case | f | torch: g | 1 ms | 2.5 ms | **2.50** | 2.00 to 3.00 |"
+    assert capsys.readouterr().out.splitlines() == [
+        *["", "### 2 threads", "", *HEADER.splitlines()],
+        *[f"{line} ≥ 2.6 | no |", f"{line} ≥ 2.5 | yes |", f"{line}  |  |"],
+        *["", "### 1 thread", "", *HEADER.splitlines()],
+        *["", "Goals: 1 reached, 1 missed."],
+        "- missed: a case, 2 threads: 2.50 of torch: g, 1 ms of ours; goal ≥ 2.6",
+        *["", "Not compared:", "- torch: too hard: a case; another"],
+        *(f"- {one}" for one in NOT_HERE),
+        "- FAILED, see above: lookup (exit code 1), 1 thread",
+    ]
+
+
+def test_a_peer_that_is_missing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = Plan(["partition"], [], {"FBGEMM": "fbgemm_gpu is not installed"}, "small", 1, 1)
+    assert measure.main([json.dumps(asdict(plan))]) == 0
+    told = [from_line(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(told) == 4
+    assert {one.reason for one in told if isinstance(one, LeftOut)} == {
+        "FBGEMM: fbgemm_gpu is not installed"
+    }
+
+
+def test_a_process_sets_the_threads_of_all_that_it_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def record(peer: Peer, threads: int) -> None:
+        asked.append((peer.name, threads))
+
+    for peer in PEERS.values():
+        monkeypatch.setattr(type(peer), "set_num_threads", record)
+    monkeypatch.setattr(measure, "measured", lambda case, plan: iter(()))
+    everybody = list(PEERS)
+    assert list(measure.results(Plan(["slices", "many"], everybody, {}, "small", 3, 1))) == []
+    assert asked == [("shardcore", 3), ("TensorFlow", 3), ("FBGEMM", 3)]
+
+
+def test_each_policy_has_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    monkeypatch.setenv("PYTHONPATH", "elsewhere")
+    default, passive = environment("default"), environment("passive")
+    assert "OMP_WAIT_POLICY" not in default
+    assert passive == {**default, "OMP_WAIT_POLICY": "passive"}
+    root, rest = default["PYTHONPATH"].split(os.pathsep)
+    assert (Path(root) / "bench" / "measure.py").is_file()
+    assert rest == "elsewhere"
+    monkeypatch.delenv("PYTHONPATH")
+    assert environment("default")["PYTHONPATH"] == root
+
+
+@pytest.mark.slow
+def test_the_whole_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers.PEERS["FBGEMM"], "missing", lambda: "it is not to be had")
+    options = ["--quick", "--rounds", "1", "--only", "partition", "--peers", "NumPy", "FBGEMM"]
+    assert main([*options, "--threads", "1", "2", "--policies", "default", "passive"]) == 0
+    printed = capsys.readouterr().out
+    assert f"- NumPy {np.__version__}" in printed
+    assert "- FBGEMM left out: it is not to be had" in printed
+    assert re.findall(r"^### (.*)$", printed, re.MULTILINE) == [
+        "1 thread",
+        "2 threads",
+        "1 thread, OMP_WAIT_POLICY=passive",
+        "2 threads, OMP_WAIT_POLICY=passive",
+    ]
+    line = r"^\| partition, div, .* \| NumPy: .* \| \*\*\d+\.\d\d\*\* \| .* \|  \|  \|$"
+    assert len(re.findall(line, printed, re.MULTILINE)) == 4 * 4
+    assert "\nGoals: 0 reached, 0 missed.\n" in printed
+    assert re.search(r"^- FBGEMM: it is not to be had: partition, div, ", printed, re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_a_process_that_fails_fails_the_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bench.compare.asdict", lambda plan: {})  # which is no plan
+    assert main(["--quick", "--only", "partition", "--peers", "NumPy"]) == 1
+    assert "- FAILED, see above: partition (exit code 1), 1 thread" in capsys.readouterr().out

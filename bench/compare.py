@@ -39,14 +39,18 @@ POLICIES: Final = ("default", "passive")
 """Of OpenMP's threads between calls."""
 
 
+def environment(policy: str) -> dict[str, str]:
+    """Return the environment of a process in which OpenMP has that policy."""
+    found = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    if policy != "default":
+        found["OMP_WAIT_POLICY"] = policy
+    found.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    found["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), found.get("PYTHONPATH"))))
+    return found
+
+
 def run(plan: Plan, policy: str, report: Report) -> None:
     """Let a process of its own measure, and report what it tells as it comes."""
-    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
-    if policy != "default":
-        environment["OMP_WAIT_POLICY"] = policy
-    environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    paths = (str(ROOT), environment.get("PYTHONPATH", ""))
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     command = [
         sys.executable,
         "-P",
@@ -56,7 +60,9 @@ def run(plan: Plan, policy: str, report: Report) -> None:
         "bench.measure",
         json.dumps(asdict(plan)),
     ]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, env=environment(policy), stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         for line in process.stdout:
             found = from_line(line)

@@ -29,8 +29,10 @@ __all__ = [
 
 def engine_of(rows: NDArray[Any], combiner: str) -> sc.ShardedEmbedding:
     """Return an engine with one table, "items", for one feature."""
+    count, dim = rows.shape
     table = sc.TableConfig(
-        *rows.shape,
+        count,
+        dim,
         initializer=rows,
         combiner=cast(Literal["sum", "mean", "sqrtn"], combiner),
         name="items",
@@ -74,7 +76,12 @@ def step(task: StepTask) -> Contender:
     """Return enqueue, dequeue and apply_gradients of an engine with the task's tables."""
     configs = [
         sc.TableConfig(
-            *rows.shape, initializer=rows, combiner="sum", name=f"t{at}", dtype=rows.dtype
+            len(rows),
+            rows.shape[1],
+            initializer=rows,
+            combiner="sum",
+            name=f"t{at}",
+            dtype=rows.dtype,
         )
         for at, rows in enumerate(task.tables)
     ]

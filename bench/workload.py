@@ -96,7 +96,8 @@ def draw_ids(
     assert law == "zipf"
     cumulative = np.cumsum(np.arange(1, rows + 1, dtype=np.float64) ** -float(exponent))
     ranks = np.searchsorted(cumulative, draw.random(count) * cumulative[-1])
-    return draw.permutation(rows)[np.minimum(ranks, rows - 1)]
+    ids: NDArray[np.int64] = draw.permutation(rows)[np.minimum(ranks, rows - 1)]
+    return ids
 
 
 def bags_of_ids(
@@ -142,6 +143,8 @@ def bags_combined(
     found = np.empty((row_splits.size - 1, rows.shape[1]))
     for at, (first, last) in enumerate(pairwise(row_splits)):
         found[at] = of_ids[first:last] @ rows[ids[first:last]].astype(np.float64)
-    below = {"sum": lambda: 1.0, "mean": lambda: np.add.reduceat(of_ids, row_splits[:-1])}
-    below["sqrtn"] = lambda: np.sqrt(np.add.reduceat(of_ids**2, row_splits[:-1]))
-    return found / np.reshape(below[combiner](), (-1, 1))
+    if combiner == "sum":
+        return found
+    squares = of_ids if combiner == "mean" else of_ids**2
+    below = np.add.reduceat(squares, row_splits[:-1])[:, None]
+    return found / (below if combiner == "mean" else np.sqrt(below))

@@ -88,7 +88,8 @@ def _of_two_bytes(
     rows = table_rows(sizes, dim, dtype)
     engine, name = engine_of(rows, "sum"), rows.dtype.name
     for distribution in DISTRIBUTIONS:
-        task = LookupTask(rows, *bags_of_ids(sizes, distribution), tolerance=OF_TWO_BYTES[name])
+        bags = bags_of_ids(sizes, distribution, len(rows))
+        task = LookupTask(rows, *bags, tolerance=OF_TWO_BYTES[name])
         aims = dict(goals)
         if distribution != "uniform" and "shardcore" in aims:
             aims["shardcore"] = None  # hot rows come from the cache

@@ -16,7 +16,7 @@ __all__ = ["Torch", "as_array", "as_tensor"]
 
 
 def as_tensor(array: NDArray[Any]) -> Any:
-    """Return a tensor with a copy of the array; bfloat16, which torch does not take, by its bits."""
+    """Return a tensor with a copy of the array; bfloat16 goes there by its bits."""
     torch = importlib.import_module("torch")
     if array.dtype.name == "bfloat16":
         return torch.tensor(array.view(np.int16)).view(torch.bfloat16)
