@@ -22,8 +22,10 @@ from .compare import environment, main
 from .contender import Contender, Tolerance, UnableError, check_equal
 from .goals import at_least, at_most, no_slower_than, of_the_table
 from .measure import LeftOut, Plan, Result, as_line, from_line, measured
+from .ours import optimizer_of
 from .peers import PEERS, Peer
 from .report import HEADER, NOT_HERE, Report
+from .tasks import Update
 from .timing import Times, take_turns
 from .workload import SMALL, bags_combined, bags_of_ids, draw_ids
 
@@ -245,6 +247,16 @@ def test_the_oracle_of_combiners() -> None:
             expected = sc.embedding_lookup_sparse(rows, (ids, splits), ragged, combiner)
             found = bags_combined(rows, ids, splits, given, combiner)
             np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_our_optimizers_are_those_of_the_update() -> None:
+    presets = {"Adam": {"preset": "fbgemm"}, "FTRL": {"initial_accumulator_value": 0.1}}
+    for name, options in presets.items():
+        assert optimizer_of(Update(name)) == getattr(sc.optimizers, name)(0.01, **options)
+    assert optimizer_of(Update("momentum")) == sc.optimizers.SGD(0.01, momentum=0.9)
+    assert optimizer_of(Update("SGD")) == sc.optimizers.SGD(0.01)
+    stochastic: Any = optimizer_of(Update("RowwiseAdagrad", stochastic=True))
+    assert stochastic.stochastic_rounding
 
 
 RESULT: Final = Result("a case", "f", "torch: g", Times([1e-3, 1e-3], [2e-3, 3e-3]), at_least(2.6))
