@@ -159,6 +159,17 @@ def test_a_neighbour_of_two_bytes_agrees() -> None:
         check_equal(left, right, "a case", Tolerance(units=0))
 
 
+def test_few_elements_may_lie_further_apart() -> None:
+    left = constant(np.zeros(100))
+    loose = Tolerance(exceptions=0.02, limit=0.5)
+    for values, agree in (([0.5, 0.1], True), ([0.51, 0.1], False), ([0.1] * 3, False)):
+        right = constant(np.concatenate((values, np.zeros(100 - len(values)))))
+        if agree:
+            check_equal(left, right, "a case", loose)
+        with pytest.raises(AssertionError, match="disagree"):
+            check_equal(left, right, "a case", Tolerance() if agree else loose)
+
+
 def test_blocks_of_six_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "_calls_per_sample", lambda run: 1)
     order: list[str] = []

@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -37,6 +38,14 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 
 POLICIES: Final = ("default", "passive")
 """Of OpenMP's threads between calls."""
+
+
+def processor() -> str:
+    """Return the model of the CPU, where the system says it: FBGEMM's ways depend on it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    text = cpuinfo.read_text(encoding="utf-8") if cpuinfo.is_file() else ""
+    model = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
+    return model[1] if model else platform.machine()
 
 
 def environment(policy: str) -> dict[str, str]:
@@ -115,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = arguments(argv)
     size = "quick" if options.quick else "full"
     print(f"shardcore {sc.__version__}, instruction set {instruction_set.NAME}; ", end="")
-    print(f"Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores")
+    print(f"Python {platform.python_version()}; {processor()}, {os.cpu_count()} cores")
     print(f"{SIZES[size]}; {options.rounds} rounds\n")
     peers, missing = present(options.peers)
     if options.quick:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .contender import EXACT, Tolerance
+from .contender import EXACT, LONG_SUMS, Tolerance
 
 __all__ = [
     "Bags",
@@ -103,7 +103,7 @@ class StepTask:
     features: Sequence[Bags]
     update: Update
     sequence: bool = False
-    tolerance: Tolerance = EXACT
+    tolerance: Tolerance = LONG_SUMS
     probes: Sequence[Ids] = field(init=False)
 
     def __post_init__(self) -> None:
