@@ -261,7 +261,10 @@ def test_the_oracle_of_combiners() -> None:
 
 
 def test_our_optimizers_are_those_of_the_update() -> None:
-    presets = {"Adam": {"preset": "fbgemm"}, "FTRL": {"initial_accumulator_value": 0.1}}
+    presets: dict[str, dict[str, Any]] = {
+        "Adam": {"preset": "fbgemm"},
+        "FTRL": {"initial_accumulator_value": 0.1},
+    }
     for name, options in presets.items():
         assert optimizer_of(Update(name)) == getattr(sc.optimizers, name)(0.01, **options)
     assert optimizer_of(Update("momentum")) == sc.optimizers.SGD(0.01, momentum=0.9)

@@ -44,8 +44,10 @@ def processor() -> str:
     """Return the model of the CPU, where the system says it: FBGEMM's ways depend on it."""
     cpuinfo = Path("/proc/cpuinfo")
     text = cpuinfo.read_text(encoding="utf-8") if cpuinfo.is_file() else ""
-    model = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
-    return model[1] if model else platform.machine()
+    found = dict(re.findall(r"^([\w ]+?)\s*: (.*)$", text.partition("\n\n")[0], re.MULTILINE))
+    if "model name" not in found:
+        return platform.machine()
+    return "{model name} (family {cpu family}, model {model})".format_map(found)
 
 
 def environment(policy: str) -> dict[str, str]:
