@@ -1,7 +1,7 @@
 """Two contenders timed so that neither meets what the other left behind.
 
-Calls that alternate one by one are unfair: OpenMP's threads go on spinning after a call of torch
-or FBGEMM, and take a core from what comes next. So each contender gets a block of six samples, of
+Calls that alternate one by one are unfair: OpenMP's threads go on spinning after a call of torch,
+and take a core from what comes next. So each contender gets a block of six samples, of
 which the first two are not counted, and blocks take turns: ours, theirs, theirs, ours, ours, …
 What else the machine does meets both alike.
 """
