@@ -34,6 +34,9 @@ cdef extern from "scalars.h" nogil:
     bfloat_t sc_to_bfloat(float value)
     half_t sc_to_half_stochastic(float value, uint32_t chance)
     bfloat_t sc_to_bfloat_stochastic(float value, uint32_t chance)
+    void sc_widen_halves(const half_t* source, int64_t count, float* to)
+    void sc_narrow_halves(const float* source, int64_t count, half_t* to)
+    void sc_widen_bfloats(const bfloat_t* source, int64_t count, float* to)
     void prefetch_read "SC_PREFETCH_READ"(const void* address)
     void prefetch_write "SC_PREFETCH_WRITE"(const void* address)
 
@@ -86,14 +89,55 @@ cdef inline void store(row_t* cell, value_t value) noexcept nogil:
         cell[0] = <row_t>value
 
 
-cdef inline void store_stochastic(row_t* cell, value_t value, uint64_t bits) noexcept nogil:
-    """Round a number to one of its two neighbours, by the upper 32 of random bits."""
+cdef inline void store_stochastic(row_t* cell, value_t value, uint32_t chance) noexcept nogil:
+    """Round a number to one of its two neighbours, by 32 random bits."""
     if row_t is half_t:
-        cell[0] = sc_to_half_stochastic(<float>value, <uint32_t>(bits >> 32))
+        cell[0] = sc_to_half_stochastic(<float>value, chance)
     elif row_t is bfloat_t:
-        cell[0] = sc_to_bfloat_stochastic(<float>value, <uint32_t>(bits >> 32))
+        cell[0] = sc_to_bfloat_stochastic(<float>value, chance)
     else:
         cell[0] = <row_t>value
+
+
+# --- rows of short elements --------------------------------------------------------------------
+
+cdef inline void widen(const row_t* row, Py_ssize_t count, value_t* out) noexcept nogil:
+    """Convert elements of a row to the working type."""
+    cdef Py_ssize_t c
+    if row_t is half_t and value_t is float32_t:
+        sc_widen_halves(row, count, out)
+    elif row_t is bfloat_t and value_t is float32_t:
+        sc_widen_bfloats(row, count, out)
+    else:
+        for c in range(count):
+            out[c] = load(row + c, out[0])
+
+
+cdef inline void narrow(const value_t* values, Py_ssize_t count, row_t* row) noexcept nogil:
+    """Round values to the nearest that a row can hold."""
+    cdef Py_ssize_t c
+    if row_t is half_t and value_t is float32_t:
+        sc_narrow_halves(values, count, row)
+    else:
+        for c in range(count):
+            store(row + c, values[c])
+
+
+cdef inline void narrow_stochastic(const value_t* values, Py_ssize_t count, uint64_t start,
+                                   uint64_t stride, row_t* row) noexcept nogil:
+    """Round values to one of two neighbours, by the random bits of the row's columns.
+
+    Bits first, then rounding, so that the compiler can do many of each at once.
+    """
+    cdef uint32_t chances[WIDE]
+    cdef Py_ssize_t column = 0, width, c
+    while column < count:
+        width = WIDE if count - column > WIDE else count - column
+        for c in range(width):
+            chances[c] = <uint32_t>(mix(start + <uint64_t>(column + c + 1) * stride) >> 32)
+        for c in range(width):
+            store_stochastic(row + column + c, values[column + c], chances[c])
+        column += WIDE
 
 
 # --- prefetch ----------------------------------------------------------------------------------
@@ -123,6 +167,7 @@ cdef inline void sum_columns(const row_t* table, Py_ssize_t dim, const index_t* 
     `ahead`: ask for the rows AHEAD occurrences on, up to position `last`.
     """
     cdef value_t total[WIDE]
+    cdef value_t wide[WIDE]
     cdef value_t weight
     cdef Py_ssize_t i, c
     cdef const row_t* row
@@ -132,7 +177,16 @@ cdef inline void sum_columns(const row_t* table, Py_ssize_t dim, const index_t* 
         if ahead and i + AHEAD < last:
             ask_for_row(table + <Py_ssize_t>ids__n[i + AHEAD] * dim, dim * sizeof(row_t))
         row = table + <Py_ssize_t>ids__n[i] * dim + column
-        if weights__n == NULL:
+        if row_t is half_t or row_t is bfloat_t:
+            widen(row, width, wide)
+            if weights__n == NULL:
+                for c in range(width):
+                    total[c] += wide[c]
+            else:
+                weight = weights__n[i]
+                for c in range(width):
+                    total[c] += weight * wide[c]
+        elif weights__n == NULL:
             for c in range(width):
                 total[c] += load(row + c, total[c])
         else:
@@ -548,37 +602,27 @@ cdef inline void call(const Target* target, int64_t count, void** rows, void** s
 cdef inline void load_slot(const char* stored, int64_t kind, int64_t size,
                            value_t* out) noexcept nogil:
     """Convert one row of a slot, of `size` bytes, to the working type."""
-    cdef int64_t c
     if kind == HALF:
-        for c in range(size // <int64_t>sizeof(half_t)):
-            out[c] = load(<const half_t*>stored + c, out[0])
+        widen(<const half_t*>stored, size // <int64_t>sizeof(half_t), out)
     elif kind == BFLOAT:
-        for c in range(size // <int64_t>sizeof(bfloat_t)):
-            out[c] = load(<const bfloat_t*>stored + c, out[0])
+        widen(<const bfloat_t*>stored, size // <int64_t>sizeof(bfloat_t), out)
     elif kind == FLOAT64:
-        for c in range(size // <int64_t>sizeof(float64_t)):
-            out[c] = load(<const float64_t*>stored + c, out[0])
+        widen(<const float64_t*>stored, size // <int64_t>sizeof(float64_t), out)
     else:
-        for c in range(size // <int64_t>sizeof(float32_t)):
-            out[c] = load(<const float32_t*>stored + c, out[0])
+        widen(<const float32_t*>stored, size // <int64_t>sizeof(float32_t), out)
 
 
 cdef inline void store_slot(char* stored, int64_t kind, int64_t size,
                             const value_t* values) noexcept nogil:
     """Round one row of a slot back to the type that it is stored in."""
-    cdef int64_t c
     if kind == HALF:
-        for c in range(size // <int64_t>sizeof(half_t)):
-            store(<half_t*>stored + c, values[c])
+        narrow(values, size // <int64_t>sizeof(half_t), <half_t*>stored)
     elif kind == BFLOAT:
-        for c in range(size // <int64_t>sizeof(bfloat_t)):
-            store(<bfloat_t*>stored + c, values[c])
+        narrow(values, size // <int64_t>sizeof(bfloat_t), <bfloat_t*>stored)
     elif kind == FLOAT64:
-        for c in range(size // <int64_t>sizeof(float64_t)):
-            store(<float64_t*>stored + c, values[c])
+        narrow(values, size // <int64_t>sizeof(float64_t), <float64_t*>stored)
     else:
-        for c in range(size // <int64_t>sizeof(float32_t)):
-            store(<float32_t*>stored + c, values[c])
+        narrow(values, size // <int64_t>sizeof(float32_t), <float32_t*>stored)
 
 
 cdef void convert_slots(const Target* target, const int64_t* rows__u, Py_ssize_t count,
@@ -658,7 +702,6 @@ cdef void _update(row_t* table, const int64_t* unique__u, const int64_t* row_ids
     cdef void** slot_pointers = pointers + UPDATE_ROWS          # slots x UPDATE_ROWS
     cdef void** slot_tables = slot_pointers + slots * UPDATE_ROWS
     cdef row_t* row
-    cdef uint64_t bits, stride
     for k in range(slots):
         slot_tables[k] = slot_pointers + k * UPDATE_ROWS
     count = places_of(number, rows, places)
@@ -690,8 +733,7 @@ cdef void _update(row_t* table, const int64_t* unique__u, const int64_t* row_ids
                         run_splits[place + 1], gains__n, block__d, gradients__ud + u * dim)
             row = table + block_rows[u] * dim
             if row_t is half_t or row_t is bfloat_t:
-                for c in range(dim):
-                    widened__ud[u * dim + c] = load(row + c, widened__ud[0])
+                widen(row, dim, widened__ud + u * dim)
                 row_pointers[u] = widened__ud + u * dim
             else:
                 row_pointers[u] = row
@@ -728,13 +770,9 @@ cdef void _update(row_t* table, const int64_t* unique__u, const int64_t* row_ids
             for u in range(count):
                 row = table + block_rows[u] * dim
                 if target.stochastic:
-                    bits = row_start(target.key, block_ids[u])
-                    stride = row_step(target.key, block_ids[u])
-                    for c in range(dim):
-                        bits += stride
-                        store_stochastic(row + c, widened__ud[u * dim + c], mix(bits))
+                    narrow_stochastic(widened__ud + u * dim, dim, row_start(target.key, block_ids[u]),
+                                      row_step(target.key, block_ids[u]), row)
                 else:
-                    for c in range(dim):
-                        store(row + c, widened__ud[u * dim + c])
+                    narrow(widened__ud + u * dim, dim, row)
         places, next_places = next_places, places
         count = coming

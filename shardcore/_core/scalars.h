@@ -6,6 +6,9 @@
 
 #include <stdint.h>
 #include <string.h>
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
 
 typedef struct { uint16_t bits; } sc_half;
 typedef struct { uint16_t bits; } sc_bfloat;
@@ -72,29 +75,78 @@ static inline sc_bfloat sc_to_bfloat(float value) {
     return short_value;
 }
 
+/* Many at once. Compilers leave short loops over the formulas above as they are, and do not know the
+   instructions that convert halves; both give the same bits, but for the quiet bit of a NaN. */
+static inline void sc_widen_halves(const sc_half *from, int64_t count, float *to) {
+    int64_t i = 0;
+#if defined(__AVX512F__)
+    for (; i + 16 <= count; i += 16)
+        _mm512_storeu_ps(to + i, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(from + i))));
+#endif
+#if defined(__F16C__)
+    for (; i + 8 <= count; i += 8)
+        _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from + i))));
+#endif
+    for (; i < count; i++)
+        to[i] = sc_from_half(from[i]);
+}
+
+static inline void sc_narrow_halves(const float *from, int64_t count, sc_half *to) {
+    int64_t i = 0;
+#if defined(__AVX512F__)
+    for (; i + 16 <= count; i += 16)
+        _mm256_storeu_si256((__m256i *)(to + i),
+                            _mm512_cvtps_ph(_mm512_loadu_ps(from + i), _MM_FROUND_TO_NEAREST_INT));
+#endif
+#if defined(__F16C__)
+    for (; i + 8 <= count; i += 8)
+        _mm_storeu_si128((__m128i *)(to + i),
+                         _mm256_cvtps_ph(_mm256_loadu_ps(from + i), _MM_FROUND_TO_NEAREST_INT));
+#endif
+    for (; i < count; i++)
+        to[i] = sc_to_half(from[i]);
+}
+
+static inline void sc_widen_bfloats(const sc_bfloat *from, int64_t count, float *to) {
+    int64_t i = 0;
+#if defined(__AVX512F__)
+    for (; i + 16 <= count; i += 16)
+        _mm512_storeu_ps(to + i, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(
+            _mm256_loadu_si256((const __m256i *)(from + i))), 16)));
+#endif
+#if defined(__AVX2__)
+    for (; i + 8 <= count; i += 8)
+        _mm256_storeu_ps(to + i, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(
+            _mm_loadu_si128((const __m128i *)(from + i))), 16)));
+#endif
+    for (; i < count; i++)
+        to[i] = sc_from_bfloat(from[i]);
+}
+
 /* Round to one of the two neighbours: away from zero with the probability that makes the mean right,
    `chance` being 32 random bits. Beyond the largest finite value, to the nearest. */
 static inline sc_half sc_to_half_stochastic(float value, uint32_t chance) {
     uint32_t bits = sc_bits_of_float(value);
     uint32_t sign = bits >> 16 & 0x8000;
     uint32_t magnitude = bits & 0x7fffffff;
-    if (magnitude >= 0x477fe000u)
-        return sc_to_half(value);
-    uint32_t result = (magnitude + (chance >> 19) - (112u << 23)) >> 13;
-    if (magnitude < (113u << 23)) { /* a multiple of 2**-24, and what is left of it */
-        float scaled = sc_float_of_bits(magnitude) * 0x1p24f;
-        uint32_t whole = (uint32_t)scaled;
-        result = whole + (scaled - (float)whole > (float)(chance >> 8) * 0x1p-24f);
-    }
-    sc_half half = {(uint16_t)(sign | result)};
+    uint32_t normal = (magnitude + (chance >> 19) - (112u << 23)) >> 13;
+    /* Below 2**-14, a multiple of 2**-24 and what is left of it. All is computed, and one taken: */
+    uint32_t small = magnitude < (113u << 23) ? magnitude : 0;
+    float scaled = sc_float_of_bits(small) * 0x1p24f;
+    int32_t whole = (int32_t)scaled;
+    uint32_t more = scaled - (float)whole > (float)(int32_t)(chance >> 8) * 0x1p-24f;
+    uint32_t result = magnitude < (113u << 23) ? (uint32_t)whole + more : normal;
+    sc_half nearest = sc_to_half(value);
+    sc_half half = {(uint16_t)(magnitude >= 0x477fe000u ? nearest.bits : (sign | result))};
     return half;
 }
 
 static inline sc_bfloat sc_to_bfloat_stochastic(float value, uint32_t chance) {
     uint32_t bits = sc_bits_of_float(value);
-    if ((bits & 0x7fffffff) >= 0x7f7f0000u)
-        return sc_to_bfloat(value);
-    sc_bfloat short_value = {(uint16_t)((bits + (chance >> 16)) >> 16)};
+    sc_bfloat nearest = sc_to_bfloat(value);
+    sc_bfloat short_value = {(uint16_t)((bits & 0x7fffffff) >= 0x7f7f0000u
+                                            ? nearest.bits
+                                            : (bits + (chance >> 16)) >> 16)};
     return short_value;
 }
 
