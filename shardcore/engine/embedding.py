@@ -6,6 +6,8 @@ A training batch goes one way, and nothing is done twice::
                                                                   │
     activations, in the features' structure ◀─────────────────────┘                 dequeue
     gradients ──▶ checked, per table ──▶ backend: apply, once per unique row        apply_gradients
+
+The same way is open to any number of batches at once, each in the hands of its caller: a `Lookup`.
 """
 
 from __future__ import annotations
@@ -17,38 +19,28 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
-from numpy.typing import NDArray
-
 from shardcore.backend.base import Backend
-from shardcore.backend.messages import TableBatch
 from shardcore.backend.process_group import ProcessGroup
 from shardcore.checkpoint.state import RestorePlan, SavedTensor, TensorSource
 from shardcore.engine.building import Building
 from shardcore.engine.checkpointing import embedding_metadata, embedding_sources, plan_restore
 from shardcore.engine.description import described_feature, described_table
-from shardcore.engine.gradients import (
-    described,
-    gradients_of_weights,
-    read_gradients,
-    table_updates,
-)
-from shardcore.engine.in_flight import Batch, BatchesInFlight
-from shardcore.engine.pipeline import Failure, Inline, Operations, Pipeline, Ticket
+from shardcore.engine.handle import Lookup, pending_of
+from shardcore.engine.inputs import Inputs
+from shardcore.engine.life import Life
+from shardcore.engine.pipeline import Inline, Operations, Pipeline
 from shardcore.engine.tables import PlannedTable, chosen_backend, plan_tables
+from shardcore.engine.training import Training
 from shardcore.errors import (
     ShardcoreError,
     ShardcoreRuntimeError,
     ShardcoreTypeError,
     ShardcoreValueError,
-    UpdateRefusedError,
     shown,
 )
 from shardcore.features.config import FeatureConfig, TableConfig
-from shardcore.features.prepare import PreparedFeature, plan_features, prepare_feature
-from shardcore.features.structure import flatten, flatten_like, is_feature, unflatten
+from shardcore.features.structure import flatten
 from shardcore.optimizer.base import Optimizer
-from shardcore.store.lock import Mutex, ReadWriteLock, call_inside, is_inside
-from shardcore.store.work import uninterrupted
 from shardcore.validation.shapes import as_count, as_integer
 from shardcore.variable.row_store import BackendRowStore
 from shardcore.variable.variable import ShardedVariable
@@ -93,7 +85,8 @@ class ShardedEmbedding:
     Notes
     -----
     ``e(features)`` may be called from any thread at any time; it sees every row wholly before or
-    wholly after an update. `enqueue`, `dequeue` and `apply_gradients` belong to one thread.
+    wholly after an update. `enqueue`, `dequeue` and `apply_gradients` belong to one thread. Those
+    of `lookup` may come from any, and are made one at a time.
 
     With ``pipeline=True`` `enqueue` returns once the input is checked and copied, and
     `apply_gradients` once the gradients are; learning rates are asked in the caller's thread.
@@ -104,7 +97,8 @@ class ShardedEmbedding:
     restoring and `close` wait for everything. A failure in the background is raised, as the cause
     of a `ShardcoreRuntimeError`, by the next call. Once `enqueue`, `dequeue` or `apply_gradients`
     has raised it, the batches in flight are dropped, `step` says how many were applied, and the
-    engine goes on. A forked child cannot use such an engine of its parent's.
+    engine goes on. A forked child cannot use such an engine of its parent's. A `Lookup` keeps to
+    the same order, by its `lookup` and its `apply_gradients`; its `activations` wait as `dequeue`.
 
     Changes are made in a thread of their own while the caller's waits, some 50 microseconds more
     than the change itself (on devices in the caller's, where an interrupt can split them). So
@@ -152,35 +146,28 @@ class ShardedEmbedding:
         if not isinstance(check_gradients, bool):
             raise ShardcoreTypeError(f"check_gradients must be a bool, got {check_gradients!r}")
         self._features: list[tuple[str, FeatureConfig]] = flatten(feature_config)
-        # Containers of our own: the caller may change his.
-        self._structure = unflatten(feature_config, [config for _, config in self._features])
-        flat = type(self._structure) is dict and all(map(is_feature, self._structure.values()))
-        self._keys = tuple(self._structure) if flat else None
         if not self._features:
             raise ShardcoreValueError("feature_config must hold at least one FeatureConfig")
         self._seed = as_integer(seed, "seed")
-        self._planned = plan_tables(self._features, optimizer, self._seed)
-        specs = {table.config: table.spec for table in self._planned}
-        self._planned_features = plan_features(self._features, specs)
-        self._trainable = any(spec.optimizer is not None for spec in specs.values())
+        self._planned = plan_tables(self._features, optimizer, self._seed)  # changed in place
+        self._inputs = Inputs(feature_config, self._features, self._planned)
         self._backend = chosen_backend(backend, backend_options, self._planned)
-        self._batch_size: int | None = None
         self._building = Building(self._backend, self._log_built)
-        self._reports = self._backend.capabilities.device_arrays  # of updates that did nothing
-        self._closing = False
-        self._closed = False
-        self._step = 0  # of the batches handed over
-        self._applied = 0  # of those that are done
-        self._begun = 0  # where this engine's own steps begin
         self._check_gradients = check_gradients
         self._pipeline = pipeline
         self._operations: Operations = Pipeline() if pipeline else Inline(self._backend.change)
-        self._in_flight = BatchesInFlight(2 if pipeline else 1)
-        self._life = ReadWriteLock()  # calls that use the tables read, `close` writes
-        self._training, self._counting = Mutex(), Mutex()
-        self._counters = dict.fromkeys(
-            ("lookups", "ids", "invalid_ids", "messages_exchanged", "bytes_exchanged"), 0
+        self._life = Life()
+        self._training = Training(
+            self._inputs,
+            self._planned,
+            self._backend,
+            self._operations,
+            pipeline,
+            self._life,
+            self._build_if_not_built,
+            check_gradients,
         )
+        self._progress = self._training.progress
 
     # --- life ------------------------------------------------------------------------------------
 
@@ -202,26 +189,27 @@ class ShardedEmbedding:
         ShardcoreRuntimeError
             If the engine is closed.
         """
-        self._using("build", call_inside, self, self._build, batch_size)
+        self._life.using("build", self._life.inside, self._build, batch_size)
 
     def _build(self, batch_size: int | None = None) -> None:
-        size = self._batch_size if batch_size is None else as_count(batch_size, "batch_size")
+        inputs = self._inputs
+        size = inputs.batch_size if batch_size is None else as_count(batch_size, "batch_size")
         specs = [table.spec for table in self._planned]
 
         def check() -> None:
-            if self._batch_size not in (None, size):
+            if inputs.batch_size not in (None, size):
                 raise ShardcoreValueError(
-                    f"batch_size must stay what it was, {self._batch_size}, got {size}"
+                    f"batch_size must stay what it was, {inputs.batch_size}, got {size}"
                 )
 
         def take() -> None:
-            self._batch_size = size
+            inputs.batch_size = size
 
         self._building.build(specs, check, take)
 
     def _build_if_not_built(self) -> None:
         if not self._building.built:
-            call_inside(self, self._build)
+            self._life.inside(self._build)
 
     def _log_built(self) -> None:
         if _logger.isEnabledFor(logging.INFO):
@@ -245,34 +233,22 @@ class ShardedEmbedding:
 
     def _shut(self) -> ShardcoreError | None:
         """Close, and return what no call was there to say; if cut short, it can be done again."""
-        self._check_callback("close")
-        if self._closed:
-            return None
-        self._closing = True  # no new call begins
-        self._operations.stop()
-        error: ShardcoreError | None = self._life.write(self._backend.change, self._give_back)
+        error: ShardcoreError | None = self._life.end(
+            self._operations.stop, self._backend.change, self._give_back
+        )
         return error
 
     def _give_back(self) -> ShardcoreError | None:
-        if self._closed:  # by another thread meanwhile
-            return None
-        failure = self._operations.take_failure()
-        error: ShardcoreError | None = None if failure is None else failure.raised()
-        self._drop_all()
-        self._closed = True
+        error = self._progress.unsaid(self._drop_tables)
+        self._backend.close()
+        return error
+
+    def _drop_tables(self) -> None:
+        self._life.closed = True
         self._building.abort_restore()  # one that was cut short
         if self._building.built:
             for table in self._planned:
                 self._backend.drop_table(table.spec.name)
-        try:
-            self._check_updates(wait=True)
-        except UpdateRefusedError as refusal:
-            if error is None:
-                error = refusal
-            else:
-                error.add_note(str(refusal))
-        self._backend.close()
-        return error
 
     def __enter__(self) -> Self:
         return self
@@ -290,28 +266,6 @@ class ShardedEmbedding:
         if unsaid is not None:
             error.add_note(str(unsaid))
 
-    def _check_open(self, call: str) -> None:
-        if self._closing:
-            raise ShardcoreRuntimeError(f"{call} came after close: the tables are gone")
-
-    def _check_callback(self, call: str) -> None:
-        if is_inside(self):
-            raise ShardcoreRuntimeError(
-                f"{call} came from inside another call of this engine: an optimizer, a learning "
-                "rate or an initializer must not call the engine it works for"
-            )
-
-    def _using(self, call: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call ``function(*arguments)`` while the engine is open; `close` waits for it."""
-        self._check_callback(call)
-        return self._life.read(self._open_call, call, function, arguments)
-
-    def _open_call(
-        self, call: str, function: Callable[..., Any], arguments: tuple[Any, ...]
-    ) -> Any:
-        self._check_open(call)
-        return function(*arguments)
-
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise ShardcoreTypeError(
             "a ShardedEmbedding cannot be copied or pickled: it owns its tables; make another "
@@ -319,7 +273,7 @@ class ShardedEmbedding:
         )
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "built" if self._building.built else "not built"
+        state = "closed" if self._life.closed else "built" if self._building.built else "not built"
         tables = ", ".join(
             f"{table.spec.name} {table.spec.num_rows}x{table.spec.dim}"
             for table in self._planned[:_SHOWN_TABLES]
@@ -358,13 +312,48 @@ class ShardedEmbedding:
         ShardcoreRuntimeError
             If the engine is closed.
         """
-        return self._using("a lookup", self._look_up_features, features, weights)
+        return self._training.look_up(features, weights)
 
-    def _look_up_features(self, features: Any, weights: Any) -> Any:
-        self._build_if_not_built()
-        batch = self._batch(features, weights, training=False, keep=False)
-        self._operations.settle()
-        return self._as_structure(self._look_up(batch))
+    def lookup(self, features: Any, weights: Any = None, training: bool = True) -> Lookup:
+        """Look up a batch, and return it with its activations for gradients that may follow.
+
+        For what one batch after the other does not express: two towers over one table, gradients
+        that are accumulated, forwards that are abandoned. Any number may be in flight, beside what
+        was enqueued.
+
+        Parameters
+        ----------
+        features, weights : as in `__call__`
+        training : bool
+            Whether gradients may follow. False: there are activations only.
+
+        Returns
+        -------
+        Lookup
+            With ``activations``, ``apply_gradients(gradients)`` and ``drop()``. With
+            ``pipeline=True`` it is returned once the input is checked and copied.
+
+        Raises
+        ------
+        ShardcoreTypeError, ShardcoreValueError, ShardcoreIndexError
+            As `__call__`; the engine is then as it was.
+        ShardcoreRuntimeError
+            If no table has an optimizer and `training` is True, an earlier call failed in the
+            background, or the engine is closed.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import shardcore as sc
+        >>> user = sc.TableConfig(5, 2, initializer=sc.initializers.Zeros(), name="user")
+        >>> e = sc.ShardedEmbedding(sc.FeatureConfig(user), sc.optimizers.SGD(learning_rate=1.0))
+        >>> one, two = e.lookup([[1]]), e.lookup([[4]])
+        >>> two.apply_gradients(np.ones((1, 2)))
+        >>> one.apply_gradients(np.ones((1, 2)))
+        >>> e.tables["user"][:, 0], e.step
+        (array([ 0., -1.,  0.,  0., -1.], dtype=float32), 2)
+        """
+        return Lookup(self._training, self._training.start(features, weights, training))
 
     def enqueue(
         self,
@@ -392,20 +381,7 @@ class ShardedEmbedding:
             If a batch is still in flight (with ``pipeline=True``: two), no table has an optimizer,
             an earlier call failed in the background, or the engine is closed.
         """
-        self._train("enqueue", name, self._enqueue, features, weights, training)
-
-    def _enqueue(self, call: str, features: Any, weights: Any, training: bool | None) -> None:
-        self._in_flight.check_room()
-        if training is None:
-            training = self._trainable
-        if not isinstance(training, bool):
-            raise ShardcoreTypeError(f"training must be a bool or None, got {training!r}")
-        if training and not self._trainable:
-            raise ShardcoreRuntimeError("training=True needs an optimizer: no table has one")
-        self._build_if_not_built()
-        batch = self._batch(features, weights, training, keep=training or self._pipeline)
-        batch.lookup = self._operations.submit(call, partial(self._look_up, batch))
-        self._in_flight.add(batch)
+        self._training.enqueue(features, weights, training, name)
 
     def dequeue(self, name: str | None = None) -> Any:
         """Return the activations of the batch that was enqueued first, of those still waiting.
@@ -425,181 +401,7 @@ class ShardedEmbedding:
         ShardcoreRuntimeError
             If no batch waits, or the engine is closed.
         """
-        return self._train("dequeue", name, self._dequeue)
-
-    def _dequeue(self, call: str) -> Any:
-        batch = self._in_flight.to_dequeue()
-        assert batch.lookup is not None, "batches wait with their lookups"
-        activations = self._as_structure(self._result(batch.lookup))
-        self._in_flight.handed_out(batch)
-        return activations
-
-    def _batch(self, features: Any, weights: Any, training: bool, keep: bool) -> Batch:
-        """Check a batch and cut it by table."""
-        prepared = self._prepare(features, weights, keep)
-        tables = [
-            TableBatch(
-                table.spec.name,
-                tuple([prepared[at].bags for at in table.features]),
-                training and table.spec.optimizer is not None,
-            )
-            for table in self._planned
-        ]
-        return Batch(prepared, tables, training)
-
-    def _look_up(self, batch: Batch) -> list[NDArray[Any]]:
-        """Return the activations of each feature."""
-        self._check_updates(wait=False)
-        found = self._backend.lookup(batch.tables)
-        activations: list[Any] = [None] * len(batch.prepared)
-        for table, arrays in zip(self._planned, found, strict=True):
-            for at, array in zip(table.features, arrays, strict=True):
-                shape = (*batch.prepared[at].shape, table.spec.dim)
-                activations[at] = array if array.shape == shape else array.reshape(*shape)
-        self._count(
-            lookups=1,
-            ids=sum([feature.bags.ids.size for feature in batch.prepared]),
-            invalid_ids=sum([feature.invalid for feature in batch.prepared]),
-        )
-        return activations
-
-    def _count(self, **counted: int) -> None:
-        self._counting.run(self._add, counted)
-
-    def _add(self, counted: Mapping[str, int]) -> None:
-        for name, count in counted.items():
-            self._counters[name] = self._counters.get(name, 0) + count
-
-    def _train(
-        self, call: str, name: str | None, function: Callable[..., Any], *arguments: Any
-    ) -> Any:
-        """Make a call of training, one at a time."""
-        if name is not None and not isinstance(name, str):
-            raise ShardcoreTypeError(f"name must be a string or None, got {name!r}")
-        if name == "":
-            raise ShardcoreValueError("name must not be empty")
-        return self._using(
-            call,
-            self._training.run,
-            call_inside,
-            self,
-            self._named,
-            call,
-            name,
-            function,
-            arguments,
-        )
-
-    def _named(
-        self, call: str, name: str | None, function: Callable[..., Any], arguments: tuple[Any, ...]
-    ) -> Any:
-        """Raise what failed before; begin messages with the call's name, and count it."""
-        failure = self._operations.failure
-        if failure is not None:
-            raise self._dropped(failure)
-        if name is None:
-            return function(call, *arguments)
-        label = f"{call} {name!r}"
-        try:
-            result = function(label, *arguments)
-        except ShardcoreError as error:
-            raise type(error)(f"{label}: {error}") from error
-        self._count(**{f"{call}/{name}": 1})
-        return result
-
-    def _check_updates(self, wait: bool) -> None:
-        """Raise if updates did nothing, having set right what was counted of them.
-
-        In the background that is all; the failure that comes of it drops what is in flight.
-        """
-        if not self._reports:
-            return
-        report = self._backend.check_updates(wait)
-        if report is None:
-            return
-        if self._operations.in_background:
-            self._applied -= report.updates
-        else:  # the caller may be a thread that only looks up
-            self._training.run(self._undo, report.updates)
-        raise UpdateRefusedError(described(report))
-
-    def _undo(self, updates: int) -> None:
-        self._operations.wait()
-        uninterrupted(self._uncount, updates)
-
-    def _uncount(self, updates: int) -> None:
-        self._applied -= updates
-        self._drop_all()
-
-    def _drop_all(self) -> None:
-        self._in_flight.clear()
-        self._step = self._applied
-
-    def _settled(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Make a call to the backend once everything before it is done, and known to be."""
-        self._operations.settle()
-        self._check_updates(wait=True)
-        return call(*arguments)
-
-    def _view_call(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Make a call for a view of a table, which says itself that its engine was closed."""
-        self._check_callback("reading or writing a table")
-        return self._life.read(self._settled, call, *arguments)
-
-    def _dropped(self, failure: Failure) -> ShardcoreRuntimeError:
-        """Drop the batches after a failure in the background, and return its error."""
-        self._operations.wait()
-        uninterrupted(self._take_failure)
-        return failure.raised()
-
-    def _take_failure(self) -> None:
-        self._operations.take_failure()
-        self._drop_all()
-
-    def _result(self, ticket: Ticket) -> Any:
-        try:
-            return self._operations.result(ticket)
-        except ShardcoreRuntimeError:
-            failure = self._operations.failure
-            if failure is None:
-                raise
-        raise self._dropped(failure)
-
-    def _prepare(self, features: Any, weights: Any, keep: bool) -> list[PreparedFeature]:
-        leaves = self._leaves(features, "features")
-        nothing = [None] * len(leaves)
-        weight_leaves = nothing if weights is None else self._leaves(weights, "weights")
-        prepared = []
-        for feature, leaf, weight_leaf in zip(
-            self._planned_features, leaves, weight_leaves, strict=True
-        ):
-            ready = prepare_feature(feature, leaf, weight_leaf, keep)
-            if self._batch_size is not None:
-                self._check_batch_size(ready, feature.path)
-            prepared.append(ready)
-        return prepared
-
-    def _check_batch_size(self, ready: PreparedFeature, path: str) -> None:
-        samples = ready.shape[0] if ready.shape else 1
-        if samples != self._batch_size:
-            raise ShardcoreValueError(
-                f"{path} must have the batch size given to build, {self._batch_size}, got {samples}"
-            )
-
-    def _leaves(self, given: Any, what: str) -> list[Any]:
-        """Return what a caller gives per feature.
-
-        A dict of features, the usual structure, is read without the paths of the general one.
-        """
-        keys = self._keys
-        if keys is not None and type(given) is dict and given.keys() == self._structure.keys():
-            return [given[key] for key in keys]
-        return flatten_like(self._structure, given, what)
-
-    def _as_structure(self, leaves: Sequence[Any]) -> Any:
-        if self._keys is not None:
-            return dict(zip(self._keys, leaves, strict=True))
-        return unflatten(self._structure, leaves)
+        return self._training.dequeue(name)
 
     # --- training --------------------------------------------------------------------------------
 
@@ -643,40 +445,54 @@ class ShardedEmbedding:
             If no training batch was dequeued, an earlier call failed in the background, or the
             engine is closed.
         """
-        return self._train("apply_gradients", name, self._apply, gradients, weight_gradients)
+        return self._training.apply_next(gradients, weight_gradients, name)
 
-    def _apply(self, call: str, gradients: Any, weight_gradients: bool) -> Any:
-        batch = self._in_flight.to_apply()
-        nothing = [None] * len(self._features)
-        leaves = nothing if gradients is None else self._leaves(gradients, "gradients")
-        checked = read_gradients(
-            self._planned_features,
-            batch,
-            leaves,
-            self._backend,
-            check=self._check_gradients,
-            keep=self._pipeline,
-        )
-        updates = table_updates(
-            self._planned, self._planned_features, batch, checked, self._step + 1
-        )
+    def apply(
+        self, pairs: Sequence[tuple[Lookup, Any]], weight_gradients: bool = False
+    ) -> list[Any] | None:
+        """Update every row that any of several lookups names, once, as one step.
 
-        def update() -> Any:
-            found = None
-            self._check_updates(wait=weight_gradients)
-            if weight_gradients:
-                found = gradients_of_weights(self._planned, batch, updates, self._backend)
-            if updates:
-                self._backend.apply(updates)
-                self._applied += 1
-            return found
+        It is the update of one batch that holds all of theirs, to the last bit: per feature the
+        bags of the first lookup, then those of the next, as if the features had been joined along
+        their first axis. A row's gradients are summed in that order, so by feature first and by
+        lookup second, and its optimizer sees their sum once; learning rates are asked once.
 
-        def booked() -> None:
-            self._step += bool(updates)
-            self._in_flight.remove(batch)
+        Parameters
+        ----------
+        pairs : list or tuple of (Lookup, gradients)
+            Lookups of this engine, each once, with gradients as in `apply_gradients`. None for a
+            feature leaves the bags of that lookup and feature out; None for all drops the lookup.
+        weight_gradients : bool
+            Whether to return the gradients of the weights; the call then waits for them.
 
-        ticket = self._operations.change(call, update, booked)
-        return self._as_structure(self._result(ticket)) if weight_gradients else None
+        Returns
+        -------
+        None, or list with the structure of the configuration per pair
+            As `apply_gradients` returns for each.
+
+        Raises
+        ------
+        ShardcoreTypeError, ShardcoreValueError
+            As `apply_gradients`, the message beginning with the pair's place. Nothing is changed,
+            and all of them can still be applied.
+        UpdateRefusedError
+            As `apply_gradients`.
+        ShardcoreRuntimeError
+            If one of them was applied or dropped already or is of ``training=False``, an earlier
+            call failed in the background, or the engine is closed.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import shardcore as sc
+        >>> user = sc.TableConfig(5, 2, initializer=sc.initializers.Zeros(), name="user")
+        >>> e = sc.ShardedEmbedding(sc.FeatureConfig(user), sc.optimizers.SGD(learning_rate=1.0))
+        >>> one, two = e.lookup([[1]]), e.lookup([[4], [1]])
+        >>> e.apply([(one, np.ones((1, 2))), (two, np.ones((2, 2)))])
+        >>> e.tables["user"][:, 0], e.step
+        (array([ 0., -2.,  0.,  0., -1.], dtype=float32), 1)
+        """
+        return self._training.apply_several(pending_of(pairs, self._training), weight_gradients)
 
     # --- what can be seen ------------------------------------------------------------------------
 
@@ -711,16 +527,17 @@ class ShardedEmbedding:
     @property
     def step(self) -> int:
         """How many batches were applied, restored ones and those on their way included."""
-        return self._applied if self._operations.of_parent else self._step
+        return self._progress.step
 
     @property
     def in_flight(self) -> int:
-        """How many batches are between their `enqueue` and their end.
+        """How many batches are between their `enqueue` or `lookup` and their end.
 
         After an interrupt it says whether the call that was interrupted has taken its batch in, or
-        ended it.
+        ended it. A `Lookup` counts until it is applied, dropped or collected; one without training
+        until its activations are read.
         """
-        return len(self._in_flight)
+        return len(self._training.in_flight)
 
     def config(self) -> dict[str, Any]:
         """Return the whole configuration as it was resolved, in terms of JSON.
@@ -751,7 +568,7 @@ class ShardedEmbedding:
         return {
             "backend": self._backend.name,
             "hosts": self._backend.num_hosts,
-            "batch_size": self._batch_size,
+            "batch_size": self._inputs.batch_size,
             "pipeline": self._pipeline,
             "check_gradients": self._check_gradients,
             "seed": self._seed,
@@ -763,8 +580,8 @@ class ShardedEmbedding:
         }
 
     def _built_tables(self) -> list[PlannedTable]:
-        self._check_callback("reading tables")
-        self._check_open("reading tables")
+        self._life.check_callback("reading tables")
+        self._life.check_open("reading tables")
         if not self._building.built:
             raise ShardcoreRuntimeError("there are no tables yet: build first")
         self._operations.settle()
@@ -774,6 +591,11 @@ class ShardedEmbedding:
         name = table if slot is None else f"{table}/{slot}"
         store = BackendRowStore(self._backend, table, slot, self._view_call)
         return ShardedVariable.from_store(store, name)
+
+    def _view_call(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """Make a call for a view of a table, which says itself that its engine was closed."""
+        self._life.check_callback("reading or writing a table")
+        return self._life.viewing(self._progress.settled, call, *arguments)
 
     def metrics(self) -> dict[str, int]:
         """Return what was counted since the engine was made.
@@ -787,12 +609,12 @@ class ShardedEmbedding:
             were updated, added up over tables and updates. ``enqueue/NAME``, ``dequeue/NAME`` and
             ``apply_gradients/NAME`` are the calls that were given that name.
         """
-        if is_inside(self):  # an optimizer may look: the call it is part of holds what is needed
+        if self._life.is_inside():  # an optimizer may look: its call holds what is needed
             of_backend = self._backend.counters()
         else:
-            of_backend = self._life.read(self._settled, self._backend.counters)
-        counted: dict[str, int] = self._counting.run(dict, self._counters)
-        return {**counted, "steps": self._applied - self._begun, **of_backend}
+            of_backend = self._life.viewing(self._progress.settled, self._backend.counters)
+        counted = self._training.counters.read()
+        return {**counted, "steps": self._progress.own_steps, **of_backend}
 
     # --- checkpoints -----------------------------------------------------------------------------
 
@@ -803,7 +625,7 @@ class ShardedEmbedding:
 
     def checkpoint_metadata(self) -> dict[str, Any]:
         """Return what a checkpoint keeps of the engine beside its tensors."""
-        return embedding_metadata(self._built_tables(), self._step, self._seed)
+        return embedding_metadata(self._built_tables(), self._progress.handed_over, self._seed)
 
     def checkpoint_tensors(self) -> list[TensorSource]:
         """Return tables and slots as tensors, a row range per host."""
@@ -822,23 +644,23 @@ class ShardedEmbedding:
         ShardcoreValueError
             If tables are missing or differ in shape or dtype, or the optimizer is another one.
         ShardcoreRuntimeError
-            If a batch is in flight, or the engine is closed.
+            If an enqueued batch is in flight, or the engine is closed. Each `Lookup` in flight is
+            dropped once all is restored.
         """
-        self._check_callback("restore")
-        self._check_open("restore")
+        self._life.check_callback("restore")
+        self._life.check_open("restore")
         self._operations.settle()
-        if self._in_flight:
+        if self._training.in_flight.in_line:
             raise ShardcoreRuntimeError("restore came while a batch is in flight: finish it first")
-        self._check_updates(wait=True)
+        self._progress.check_updates(wait=True)
         built = self._building.built
         plan = plan_restore(
             self._planned, self._backend, metadata, tensors, live=built, slots=slots
         )
 
         def take() -> None:
-            self._seed, self._planned = plan.seed, plan.tables
-            self._begun += plan.step - self._applied
-            self._step = self._applied = plan.step
+            self._seed, self._planned[:] = plan.seed, plan.tables
+            self._progress.restored(plan.step)
             for spec in plan.specs:
                 self._backend.reseed(spec.name, spec.seed)
 

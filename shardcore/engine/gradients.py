@@ -1,9 +1,12 @@
-"""From the gradients that a caller gives to one update per table, and back to those of weights."""
+"""From the gradients that a caller gives to one update per table, and back to those of weights.
+
+One lookup or several make a step: each gives a `Share`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MethodType
 from typing import Any, Final
 
@@ -11,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardcore.backend.base import Backend
-from shardcore.backend.messages import NotFinite, TableUpdate
+from shardcore.backend.messages import NotFinite, TableBatch, TableUpdate
 from shardcore.dtypes import TABLE_DTYPES
 from shardcore.engine.in_flight import Batch
 from shardcore.engine.tables import PlannedTable
@@ -24,6 +27,7 @@ from shardcore.validation.integers import place_in
 
 __all__ = [
     "Gradients",
+    "Share",
     "gradients_of_weights",
     "read_gradients",
     "table_updates",
@@ -68,6 +72,38 @@ class Gradients:
 
     values: list[Any]
     check: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Share:
+    """What one lookup gives to a step.
+
+    Attributes
+    ----------
+    batch : Batch
+    gradients : Gradients
+    place : str
+        Which lookup it is, for a message; empty where it is the only one.
+    """
+
+    batch: Batch
+    gradients: Gradients
+    place: str = ""
+
+    def of(self, table: PlannedTable) -> tuple[Any, ...]:
+        """Return the gradients of the table's features."""
+        return tuple([self.gradients.values[at] for at in table.features])
+
+    def origins(self, features: Sequence[PlannedFeature], table: PlannedTable) -> list[Origin]:
+        """Return where the gradients of the table's features came from."""
+        return [
+            Origin(
+                self.place + features[at].gradient_path,
+                (*self.batch.prepared[at].shape, table.spec.dim),
+                features[at].value,
+            )
+            for at in table.features
+        ]
 
 
 def read_gradients(
@@ -132,58 +168,76 @@ def read_gradients(
 def table_updates(
     planned: Sequence[PlannedTable],
     features: Sequence[PlannedFeature],
-    batch: Batch,
-    gradients: Gradients,
+    shares: Sequence[Share],
     step: int,
 ) -> list[TableUpdate]:
     """Return an update for each table that has a gradient; learning rates are asked for here.
+
+    Several shares become one batch, which holds theirs in their order: feature by feature, and in
+    each feature the bags of the first share before those of the next. A share without a gradient
+    for a feature holds none of its bags.
 
     Parameters
     ----------
     planned : sequence of PlannedTable
     features : sequence of PlannedFeature
-    batch : Batch
-    gradients : Gradients
-        From `read_gradients`.
+    shares : sequence of Share
     step : int
         1 for the first batch that the engine applies.
     """
     moving = []
-    for table, table_batch in zip(planned, batch.tables, strict=True):
+    for at, table in enumerate(planned):
         optimizer = table.spec.optimizer
         if optimizer is None:
             continue
-        own = tuple([gradients.values[at] for at in table.features])
-        for gradient in own:
-            if gradient is not None:
-                moving.append((table, table_batch, own, optimizer))
-                break
+        taking = []
+        for share in shares:
+            own = share.of(table)
+            for gradient in own:
+                if gradient is not None:
+                    taking.append((share, own))
+                    break
+        if taking:
+            moving.append((at, table, taking, optimizer))
     # By identity first: to hash an optimizer takes all of its parameters, for every table.
     optimizers = {id(optimizer): optimizer for *_, optimizer in moving}
     values = hyper_parameters(optimizers.values())
     hyper = {key: values[optimizer] for key, optimizer in optimizers.items()}
-    return [
-        TableUpdate(
-            table_batch,
-            own,
-            hyper[id(optimizer)],
-            step,
-            gradients.check,
-            _origins(features, batch, table) if gradients.check else None,
-        )
-        for table, table_batch, own, optimizer in moving
-    ]
+    updates = []
+    for at, table, taking, optimizer in moving:
+        rates = hyper[id(optimizer)]
+        if len(taking) == 1:
+            ((share, own),) = taking
+            check = share.gradients.check
+            origins = share.origins(features, table) if check else None
+            updates.append(TableUpdate(share.batch.tables[at], own, rates, step, check, origins))
+        else:
+            check = any(share.gradients.check for share, _ in taking)
+            batch, gradients, origins = _joined(at, table, features, taking)
+            updates.append(TableUpdate(batch, gradients, rates, step, check, origins))
+    return updates
 
 
-def _origins(features: Sequence[PlannedFeature], batch: Batch, table: PlannedTable) -> list[Origin]:
-    return [
-        Origin(
-            features[at].gradient_path,
-            (*batch.prepared[at].shape, table.spec.dim),
-            features[at].value,
-        )
-        for at in table.features
-    ]
+def _joined(
+    at: int,
+    table: PlannedTable,
+    features: Sequence[PlannedFeature],
+    taking: Sequence[tuple[Share, tuple[Any, ...]]],
+) -> tuple[TableBatch, tuple[Any, ...], list[Origin]]:
+    """Return the batch of a table that holds those of several shares, its gradients and origins.
+
+    The bags of each share and feature stand in it as a feature of their own: so nothing is copied.
+    Sums go by (feature, bag), and are those of the features joined.
+    """
+    bags, gradients, origins = [], [], []
+    parts = [(share, own, share.origins(features, table)) for share, own in taking]
+    for number in range(len(table.features)):
+        for share, own, origins_of in parts:
+            if own[number] is not None:
+                bags.append(share.batch.tables[at].features[number])
+                gradients.append(own[number])
+                origins.append(origins_of[number])
+    return TableBatch(table.spec.name, tuple(bags), training=True), tuple(gradients), origins
 
 
 def described(report: NotFinite) -> str:
@@ -195,7 +249,7 @@ def described(report: NotFinite) -> str:
 
 def gradients_of_weights(
     planned: Sequence[PlannedTable],
-    batch: Batch,
+    share: Share,
     updates: Sequence[TableUpdate],
     backend: Backend,
 ) -> list[NDArray[Any] | None]:
@@ -204,20 +258,27 @@ def gradients_of_weights(
     Parameters
     ----------
     planned : sequence of PlannedTable
-    batch : Batch
+    share : Share
     updates : sequence of TableUpdate
-        From `table_updates`, not applied yet.
+        From `table_updates`, of this share and perhaps others, not applied yet.
     backend : Backend
     """
-    found: list[NDArray[Any] | None] = [None] * len(batch.prepared)
+    found: list[NDArray[Any] | None] = [None] * len(share.batch.prepared)
     by_name = {update.batch.table: update for update in updates}
-    for table in planned:
+    for at, table in enumerate(planned):
         update = by_name.get(table.spec.name)
         if update is None:
             continue
-        for at, dots in zip(table.features, backend.weight_dots(update), strict=True):
+        batch = share.batch.tables[at]
+        if update.batch is not batch:
+            own = share.of(table)
+            if all(gradient is None for gradient in own):
+                continue
+            update = replace(update, batch=batch, gradients=own, origin=None)
+        for feature, dots in zip(table.features, backend.weight_dots(update), strict=True):
             if dots is not None:
-                found[at] = batch.prepared[at].weight_gradient(table.config.combiner, dots)
+                prepared = share.batch.prepared[feature]
+                found[feature] = prepared.weight_gradient(table.config.combiner, dots)
     return found
 
 

@@ -1,0 +1,116 @@
+"""The structure of an engine's features: what a caller gives, checked and cut by table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from shardcore.backend.messages import TableBatch
+from shardcore.engine.in_flight import Batch
+from shardcore.engine.tables import PlannedTable
+from shardcore.errors import ShardcoreValueError
+from shardcore.features.config import FeatureConfig
+from shardcore.features.prepare import (
+    PlannedFeature,
+    PreparedFeature,
+    plan_features,
+    prepare_feature,
+)
+from shardcore.features.structure import flatten_like, is_feature, unflatten
+
+__all__ = ["Inputs"]
+
+
+class Inputs:
+    """How an engine reads features, weights and gradients, and arranges what it returns.
+
+    Parameters
+    ----------
+    feature_config : structure of FeatureConfig
+    features : list of (path, FeatureConfig)
+        It, flattened.
+    tables : list of PlannedTable
+        The engine's own list, which a restore changes in place.
+
+    Attributes
+    ----------
+    features : list of PlannedFeature
+    batch_size : int or None
+        The first axis of every batch; None: any.
+    """
+
+    def __init__(
+        self,
+        feature_config: Any,
+        features: Sequence[tuple[str, FeatureConfig]],
+        tables: list[PlannedTable],
+    ) -> None:
+        # Containers of our own: the caller may change his.
+        self._structure = unflatten(feature_config, [config for _, config in features])
+        flat = type(self._structure) is dict and all(map(is_feature, self._structure.values()))
+        self._keys = tuple(self._structure) if flat else None
+        self._tables = tables
+        self.features: list[PlannedFeature] = plan_features(
+            features, {table.config: table.spec for table in tables}
+        )
+        self.batch_size: int | None = None
+
+    def leaves(self, given: Any, what: str) -> list[Any]:
+        """Return what a caller gives per feature.
+
+        A dict of features, the usual structure, is read without the paths of the general one.
+        """
+        keys = self._keys
+        if keys is not None and type(given) is dict and given.keys() == self._structure.keys():
+            return [given[key] for key in keys]
+        return flatten_like(self._structure, given, what)
+
+    def optional_leaves(self, given: Any, what: str) -> list[Any]:
+        """Return what a caller gives per feature; None for all stands for None in each."""
+        return [None] * len(self.features) if given is None else self.leaves(given, what)
+
+    def nested(self, leaves: Sequence[Any]) -> Any:
+        """Return what there is per feature in the structure of the features."""
+        if self._keys is not None:
+            return dict(zip(self._keys, leaves, strict=True))
+        return unflatten(self._structure, leaves)
+
+    def batch(self, features: Any, weights: Any, training: bool, keep: bool) -> Batch:
+        """Check a batch and cut it by table.
+
+        Parameters
+        ----------
+        features, weights : as a caller gives them
+        training : bool
+            Whether gradients will follow.
+        keep : bool
+            As in `prepare_feature`.
+        """
+        prepared = self._prepared(features, weights, keep)
+        tables = [
+            TableBatch(
+                table.spec.name,
+                tuple([prepared[at].bags for at in table.features]),
+                training and table.spec.optimizer is not None,
+            )
+            for table in self._tables
+        ]
+        return Batch(prepared, tables)
+
+    def _prepared(self, features: Any, weights: Any, keep: bool) -> list[PreparedFeature]:
+        leaves = self.leaves(features, "features")
+        weight_leaves = self.optional_leaves(weights, "weights")
+        prepared = []
+        for feature, leaf, weight_leaf in zip(self.features, leaves, weight_leaves, strict=True):
+            ready = prepare_feature(feature, leaf, weight_leaf, keep)
+            if self.batch_size is not None:
+                self._check_batch_size(ready, feature.path)
+            prepared.append(ready)
+        return prepared
+
+    def _check_batch_size(self, ready: PreparedFeature, path: str) -> None:
+        samples = ready.shape[0] if ready.shape else 1
+        if samples != self.batch_size:
+            raise ShardcoreValueError(
+                f"{path} must have the batch size given to build, {self.batch_size}, got {samples}"
+            )

@@ -1,0 +1,298 @@
+"""Lookups and updates of batches, for callers who hold them and for those who put them in line.
+
+There is one way: a batch is prepared, looked up and *pending*; later its gradients are read, make
+an update per table with those of the other batches of the step, and end it. A handle holds what is
+pending; `enqueue` puts it in line. Calls of training are made one at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from numpy.typing import NDArray
+
+from shardcore.backend.base import Backend
+from shardcore.engine.counters import Counters
+from shardcore.engine.gradients import Share, gradients_of_weights, read_gradients, table_updates
+from shardcore.engine.in_flight import APPLIED, DROPPED, READ, Batch, BatchesInFlight, Pending
+from shardcore.engine.inputs import Inputs
+from shardcore.engine.life import Life
+from shardcore.engine.pipeline import Operations
+from shardcore.engine.progress import Progress
+from shardcore.engine.tables import PlannedTable
+from shardcore.errors import (
+    ShardcoreError,
+    ShardcoreRuntimeError,
+    ShardcoreTypeError,
+    ShardcoreValueError,
+)
+from shardcore.store.lock import Mutex
+
+__all__ = ["Training"]
+
+
+class Training:
+    """The batches of one engine, from features to updates.
+
+    Parameters
+    ----------
+    inputs : Inputs
+    tables : list of PlannedTable
+        The engine's own list, which a restore changes in place.
+    backend : Backend
+    operations : Operations
+    background : bool
+        Whether operations outlive the calls that ask for them.
+    life : Life
+    build : callable
+        Creates the tables where that was not done.
+    check_gradients : bool
+
+    Attributes
+    ----------
+    in_flight : BatchesInFlight
+    progress : Progress
+    counters : Counters
+    """
+
+    def __init__(
+        self,
+        inputs: Inputs,
+        tables: list[PlannedTable],
+        backend: Backend,
+        operations: Operations,
+        background: bool,
+        life: Life,
+        build: Callable[[], None],
+        check_gradients: bool,
+    ) -> None:
+        self._inputs = inputs
+        self._tables = tables
+        self._trainable = any(table.spec.optimizer is not None for table in tables)
+        self._backend = backend
+        self._operations = operations
+        self._background = background
+        self._life = life
+        self._build = build
+        self._check_gradients = check_gradients
+        self._one_at_a_time = Mutex()
+        self.counters = Counters()
+        self.in_flight = BatchesInFlight(2 if background else 1)
+        self.progress = Progress(backend, operations, self.in_flight, self._one_at_a_time)
+
+    # --- without training, from any thread -------------------------------------------------------
+
+    def look_up(self, features: Any, weights: Any) -> Any:
+        """Look up a batch at once, from any thread."""
+        return self._life.using("a lookup", self._look_up_features, features, weights)
+
+    def _look_up_features(self, features: Any, weights: Any) -> Any:
+        self._build()
+        batch = self._inputs.batch(features, weights, training=False, keep=False)
+        self._operations.settle()
+        return self._inputs.nested(self._look_up(batch))
+
+    # --- in the hands of a caller ----------------------------------------------------------------
+
+    def start(self, features: Any, weights: Any, training: bool) -> Pending:
+        """Look up a batch for a caller who holds it."""
+        found: Pending = self._call("lookup", None, self._start, features, weights, training)
+        return found
+
+    def _start(self, call: str, features: Any, weights: Any, training: bool) -> Pending:
+        if not isinstance(training, bool):
+            raise ShardcoreTypeError(f"training must be a bool, got {training!r}")
+        pending = self._looked_up(call, features, weights, training)
+        self.in_flight.hold(pending)
+        return pending
+
+    def activations(self, pending: Pending) -> Any:
+        """Return the activations of one that a caller holds, in the structure of the features."""
+        return self._call("activations", None, self._activations, pending)
+
+    def _activations(self, call: str, pending: Pending) -> Any:
+        found = self.progress.result(self.in_flight.lookup_of(call, pending))
+        if not pending.training:
+            pending.end(READ)
+        return self._inputs.nested(found)
+
+    def apply_one(self, pending: Pending, gradients: Any, weight_gradients: bool) -> Any:
+        """Apply the gradients of one that a caller holds."""
+        return self._call(
+            "apply_gradients", None, self._apply_one, pending, gradients, weight_gradients
+        )
+
+    def apply_several(
+        self, pairs: Sequence[tuple[Pending, Any]], weight_gradients: bool
+    ) -> list[Any] | None:
+        """Apply the gradients of several that a caller holds as one step."""
+        found: list[Any] | None = self._call(
+            "apply", None, self._apply_several, pairs, weight_gradients
+        )
+        return found
+
+    # --- in line ---------------------------------------------------------------------------------
+
+    def enqueue(self, features: Any, weights: Any, training: bool | None, name: str | None) -> None:
+        """Look up a batch and put it in line."""
+        self._call("enqueue", name, self._enqueue, features, weights, training)
+
+    def _enqueue(self, call: str, features: Any, weights: Any, training: bool | None) -> None:
+        self.in_flight.check_room()
+        if training is None:
+            training = self._trainable
+        if not isinstance(training, bool):
+            raise ShardcoreTypeError(f"training must be a bool or None, got {training!r}")
+        self.in_flight.enqueue(self._looked_up(call, features, weights, training))
+
+    def dequeue(self, name: str | None) -> Any:
+        """Return the activations of the next in line."""
+        return self._call("dequeue", name, self._dequeue)
+
+    def _dequeue(self, call: str) -> Any:
+        pending = self.in_flight.to_dequeue()
+        assert pending.lookup is not None, "batches wait with their lookups"
+        activations = self._inputs.nested(self.progress.result(pending.lookup))
+        self.in_flight.handed_out(pending)
+        return activations
+
+    def apply_next(self, gradients: Any, weight_gradients: bool, name: str | None) -> Any:
+        """Apply the gradients of the next in line."""
+        return self._call("apply_gradients", name, self._apply_next, gradients, weight_gradients)
+
+    def _apply_next(self, call: str, gradients: Any, weight_gradients: bool) -> Any:
+        return self._apply_one(call, self.in_flight.to_apply(), gradients, weight_gradients)
+
+    # --- the way of all --------------------------------------------------------------------------
+
+    def _call(
+        self, call: str, name: str | None, function: Callable[..., Any], *arguments: Any
+    ) -> Any:
+        """Make a call of training, one at a time."""
+        if name is not None and not isinstance(name, str):
+            raise ShardcoreTypeError(f"name must be a string or None, got {name!r}")
+        if name == "":
+            raise ShardcoreValueError("name must not be empty")
+        return self._life.using(
+            call,
+            self._one_at_a_time.run,
+            self._life.inside,
+            self._named,
+            call,
+            name,
+            function,
+            arguments,
+        )
+
+    def _named(
+        self, call: str, name: str | None, function: Callable[..., Any], arguments: tuple[Any, ...]
+    ) -> Any:
+        """Raise what failed before; begin messages with the call's name, and count it."""
+        self.progress.check_failure()
+        if name is None:
+            return function(call, *arguments)
+        label = f"{call} {name!r}"
+        try:
+            result = function(label, *arguments)
+        except ShardcoreError as error:
+            raise type(error)(f"{label}: {error}") from error
+        self.counters.add(**{f"{call}/{name}": 1})
+        return result
+
+    def _looked_up(self, call: str, features: Any, weights: Any, training: bool) -> Pending:
+        if training and not self._trainable:
+            raise ShardcoreRuntimeError("training=True needs an optimizer: no table has one")
+        self._build()
+        keep = training or self._background
+        batch = self._inputs.batch(features, weights, training, keep)
+        # The operation knows the batch alone: of those that callers let go, none is kept by it.
+        return Pending(
+            batch, self._operations.submit(call, partial(self._look_up, batch)), training
+        )
+
+    def _look_up(self, batch: Batch) -> list[NDArray[Any]]:
+        """Return the activations of each feature."""
+        self.progress.check_updates(wait=False)
+        found = self._backend.lookup(batch.tables)
+        activations: list[Any] = [None] * len(batch.prepared)
+        for table, arrays in zip(self._tables, found, strict=True):
+            for at, array in zip(table.features, arrays, strict=True):
+                shape = (*batch.prepared[at].shape, table.spec.dim)
+                activations[at] = array if array.shape == shape else array.reshape(*shape)
+        self.counters.add(
+            lookups=1,
+            ids=sum([feature.bags.ids.size for feature in batch.prepared]),
+            invalid_ids=sum([feature.invalid for feature in batch.prepared]),
+        )
+        return activations
+
+    def _apply_one(
+        self, call: str, pending: Pending, gradients: Any, weight_gradients: bool
+    ) -> Any:
+        share = self._share(call, pending, gradients)
+        found = self._step(call, [(pending, gradients)], [share], weight_gradients)
+        return found[0] if weight_gradients else None
+
+    def _apply_several(
+        self, call: str, pairs: Sequence[tuple[Pending, Any]], weight_gradients: bool
+    ) -> list[Any] | None:
+        shares = []
+        for at, (pending, gradients) in enumerate(pairs):
+            place = f"pairs[{at}]: "
+            try:
+                shares.append(self._share(call, pending, gradients, place))
+            except ShardcoreError as error:
+                raise type(error)(f"{place}{error}") from error
+        found = self._step(call, pairs, shares, weight_gradients)
+        return found if weight_gradients else None
+
+    def _share(self, call: str, pending: Pending, gradients: Any, place: str = "") -> Share:
+        """Check the gradients of one that waits for them."""
+        batch = self.in_flight.batch_of(call, pending)
+        checked = read_gradients(
+            self._inputs.features,
+            batch,
+            self._inputs.optional_leaves(gradients, "gradients"),
+            self._backend,
+            check=self._check_gradients,
+            keep=self._background,
+        )
+        return Share(batch, checked, place)
+
+    def _step(
+        self,
+        call: str,
+        pairs: Sequence[tuple[Pending, Any]],
+        shares: Sequence[Share],
+        weight_gradients: bool,
+    ) -> list[Any]:
+        """Update the tables once by all shares, and end what was pending: both, or neither."""
+        progress = self.progress
+        updates = table_updates(
+            self._tables, self._inputs.features, shares, progress.handed_over + 1
+        )
+
+        def update() -> list[Any]:
+            found = []
+            progress.check_updates(wait=weight_gradients)
+            if weight_gradients:
+                found = [
+                    gradients_of_weights(self._tables, share, updates, self._backend)
+                    for share in shares
+                ]
+            if updates:
+                self._backend.apply(updates)
+                progress.applied += 1
+            return found
+
+        def booked() -> None:
+            progress.handed_over += bool(updates)
+            for pending, gradients in pairs:
+                self.in_flight.end(pending, DROPPED if gradients is None else APPLIED)
+
+        ticket = self._operations.change(call, update, booked)
+        if not weight_gradients:
+            return []
+        return [self._inputs.nested(leaves) for leaves in progress.result(ticket)]
