@@ -40,6 +40,7 @@ from shardcore.checkpoint import (
 )
 from shardcore.checkpoint.parallel_variable import ParallelVariable, independent_buffers
 from shardcore.engine.embedding import ShardedEmbedding
+from shardcore.engine.handle import Lookup
 from shardcore.errors import ShardcoreError
 from shardcore.features.config import FeatureConfig, TableConfig
 from shardcore.ids.hashing import hash_ids
@@ -82,6 +83,7 @@ __all__ = [
     "FeatureConfig",
     "FixedShardsPartitioner",
     "Layout",
+    "Lookup",
     "MaxShardSizePolicy",
     "MaxSizePartitioner",
     "MinSizePartitioner",

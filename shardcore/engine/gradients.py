@@ -205,16 +205,16 @@ def table_updates(
     hyper = {key: values[optimizer] for key, optimizer in optimizers.items()}
     updates = []
     for at, table, taking, optimizer in moving:
-        rates = hyper[id(optimizer)]
+        check = any(share.gradients.check for share, _ in taking)
+        origins: list[Origin] | None
         if len(taking) == 1:
-            ((share, own),) = taking
-            check = share.gradients.check
+            ((share, gradients),) = taking
+            batch = share.batch.tables[at]
             origins = share.origins(features, table) if check else None
-            updates.append(TableUpdate(share.batch.tables[at], own, rates, step, check, origins))
         else:
-            check = any(share.gradients.check for share, _ in taking)
             batch, gradients, origins = _joined(at, table, features, taking)
-            updates.append(TableUpdate(batch, gradients, rates, step, check, origins))
+        rates = hyper[id(optimizer)]
+        updates.append(TableUpdate(batch, gradients, rates, step, check, origins))
     return updates
 
 
