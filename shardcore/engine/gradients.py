@@ -51,11 +51,14 @@ class Origin:
         That of the activations.
     value : numpy.dtype
         The working dtype.
+    place : str
+        As in `Share`.
     """
 
     path: str
     shape: tuple[int, ...]
     value: np.dtype[Any]
+    place: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +86,7 @@ class Share:
     batch : Batch
     gradients : Gradients
     place : str
-        Which lookup it is, for a message; empty where it is the only one.
+        Which lookup it is, as a message begins; empty where it is the only one.
     """
 
     batch: Batch
@@ -98,9 +101,10 @@ class Share:
         """Return where the gradients of the table's features came from."""
         return [
             Origin(
-                self.place + features[at].gradient_path,
+                features[at].gradient_path,
                 (*self.batch.prepared[at].shape, table.spec.dim),
                 features[at].value,
+                self.place,
             )
             for at in table.features
         ]
@@ -244,7 +248,8 @@ def described(report: NotFinite) -> str:
     """Return the message of a gradient that a backend found not finite."""
     origin: Origin = report.origin[report.feature]
     place = report.bag * origin.shape[-1] + report.column
-    return _not_finite(origin.path, origin.shape, place, report.value, origin.value)
+    told = _not_finite(origin.path, origin.shape, place, report.value, origin.value)
+    return origin.place + told
 
 
 def gradients_of_weights(

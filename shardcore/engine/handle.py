@@ -139,7 +139,9 @@ def pending_of(pairs: Any, training: Training) -> list[tuple[Pending, Any]]:
         if not isinstance(lookup, Lookup):
             raise ShardcoreTypeError(f"pairs[{at}][0] must be a Lookup, got {shown(lookup)}")
         if lookup._training is not training:
-            raise ShardcoreValueError(f"pairs[{at}][0] must be a lookup of this engine")
+            raise ShardcoreValueError(
+                f"pairs[{at}][0] must be a lookup of this engine, got one of another"
+            )
         first = places.setdefault(lookup._pending, at)
         if first != at:
             raise ShardcoreValueError(
