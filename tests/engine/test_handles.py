@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -234,7 +235,7 @@ def test_lookups_and_updates_return_before_they_are_done_and_keep_their_order() 
 def test_what_was_given_may_be_written_to_at_once(pipeline: bool) -> None:
     with make_engine("cpu", pipeline) as e:
         ids, splits = np.array([1, 2]), np.array([0, 2])
-        weights, gradient = np.array([1.0, 3.0]), np.array(ONE)
+        weights, gradient = np.array([1, 3], np.float32), np.array(ONE, np.float32)
         held = e.lookup((ids, splits), weights)
         ids[:], splits[:], weights[:] = 7, 0, np.nan
         assert held.activations.tolist() == [[7]]
@@ -495,23 +496,40 @@ def test_letting_go_waits_for_no_lock() -> None:
         assert (e.in_flight, e.step, rows_of(e)) == (0, 1, [0, 0, 2, 3, 4, 5, 6, 7])
 
 
-def test_collecting_in_the_midst_of_counting_is_safe() -> None:
-    """The collector may run whenever an object is made; here it does so all the time."""
-    before = gc.get_threshold()
+def test_counting_is_safe_beside_threads_that_let_go() -> None:
+    """As it is beside the collector, which may run in any thread."""
+    before = sys.getswitchinterval()
     with make_engine() as e:
-        kept = e.lookup([[1]])
-        gc.set_threshold(1)
+        kept, stop = [e.lookup([[1]]) for _ in range(20)], threading.Event()
+        errors: list[BaseException] = []
+
+        def let_go() -> None:
+            try:
+                while not stop.is_set():
+                    loop: list[Any] = [e.lookup([[1]]) for _ in range(20)]
+                    loop.append(loop)
+                    del loop
+                    gc.collect(0)
+            except BaseException as error:
+                errors.append(error)
+
+        other = threading.Thread(target=let_go, daemon=True)
+        sys.setswitchinterval(1e-6)
         try:
-            for _ in range(300):
-                loop: list[Any] = [e.lookup([[1]]) for _ in range(3)]
-                loop.append(loop)
-                del loop
-                assert e.in_flight >= 1
+            other.start()
+            counted, deadline = set(), time.monotonic() + SOON
+            while len(counted) < 2 and time.monotonic() < deadline:  # until it is beside the other
+                counted |= {e.in_flight for _ in range(5000)}
         finally:
-            gc.set_threshold(*before)
+            sys.setswitchinterval(before)
+            stop.set()
+            other.join(SOON)
         gc.collect()
-        assert e.in_flight == 1
-        kept.apply_gradients(ONE)
+        assert errors == []
+        assert min(counted) >= 20
+        assert len(counted) > 1
+        assert e.in_flight == 20
+        e.apply([(one, ONE) for one in kept])
 
 
 # --- the engine's own ends -----------------------------------------------------------------------
@@ -571,6 +589,18 @@ def test_a_refused_update_drops_handles(pipeline: bool) -> None:
             raises(partial(use, held), f"{name} {DROPPED} {why}{AGAIN}")
         e.lookup([[1]]).apply_gradients(OnDevice(ONE))
         assert (e.step, rows_of(e)[1]) == (1, 0)
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_gradients_on_a_device_are_tested_whichever_lookup_they_are_of(at: int) -> None:
+    """The others' are the host's, which were tested before."""
+    with make_engine("dictionary") as e:
+        pairs: list[Any] = [(e.lookup([[row]]), ONE) for row in (1, 2)]
+        pairs[at] = (pairs[at][0], OnDevice([[np.inf]]))
+        e.apply(pairs)
+        bad = f"pairs[{at}]: gradients must be finite in float32: gradients[0, 0] = inf"
+        raises(e.metrics, bad, UpdateRefusedError)
+        assert (e.step, rows_of(e)) == (0, START)
 
 
 def test_gradients_on_a_device_and_on_the_host_join_in_a_step() -> None:
