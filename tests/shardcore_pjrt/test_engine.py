@@ -114,6 +114,44 @@ def test_every_kind_of_feature(platform, devices, exchange):
         assert on_devices.metrics()["invalid_ids"] == on_cpu.metrics()["invalid_ids"] > 0
 
 
+@pytest.mark.parametrize("pipeline", [False, True], ids=["inline", "pipeline"])
+@pytest.mark.parametrize("devices", [1, 8])
+def test_lookups_in_flight_and_several_in_a_step(platform, devices, pipeline):
+    """Gradients of one lookup live on the devices, those of the other on the host."""
+    options = {"platform": platform, "devices": devices}
+    on_cpu = sc.ShardedEmbedding(features(tables()), sc.optimizers.Adagrad(0.1), seed=3)
+    on_devices = sc.ShardedEmbedding(
+        features(tables()), sc.optimizers.Adagrad(0.1), "pjrt", options, pipeline, seed=3
+    )
+    rng = np.random.default_rng(1)
+    with on_cpu, on_devices:
+        for sizes in ((8, 8), (5, 11)):
+            inputs = [batch(rng, size) for size in sizes]
+            held = [[e.lookup(*one) for one in inputs] for e in (on_cpu, on_devices)]
+            for ours, expected in zip(held[1], held[0], strict=True):
+                assert_near(ours.activations, expected.activations)
+            gradients = [gradients_like(rng, one.activations) for one in held[0]]
+            gradients[1]["bags"] = None if sizes[0] == 5 else gradients[1]["bags"]
+            there = jax.device_put(gradients[0], jax.devices(platform)[0])
+            wanted = on_cpu.apply(list(zip(held[0], gradients, strict=True)), True)
+            pairs = list(zip(held[1], [there, gradients[1]], strict=True))
+            assert_near(on_devices.apply(pairs, True), wanted)
+        assert (on_devices.step, on_devices.in_flight) == (2, 0)
+        for name in on_cpu.tables:
+            assert_near(on_devices.tables[name][:], on_cpu.tables[name][:])
+            assert_near(
+                on_devices.slots[name]["accumulators"][:], on_cpu.slots[name]["accumulators"][:]
+            )
+        bad = {**gradients[0], "dense": np.full_like(gradients[0]["dense"], np.nan)}
+        there = jax.device_put(bad, jax.devices(platform)[0])
+        one, two = (on_devices.lookup(*given) for given in reversed(inputs))
+        on_devices.apply([(one, gradients[1]), (two, there)])
+        told = r"pairs\[1\]: gradients\['dense'\] must be finite"
+        with pytest.raises(sc.ShardcoreError, match=told):
+            on_devices.metrics()
+        assert (on_devices.step, on_devices.in_flight) == (2, 0)
+
+
 def trained(optimizer, dtype, placement, layout, backend, options, steps=3):
     table = sc.TableConfig(
         40, 12, combiner="mean", name="t", layout=layout, placement=placement, dtype=dtype
