@@ -150,7 +150,7 @@ class Inline:
 class Pipeline:
     """Runs operations on a thread of its own, in order; the thread starts with the first.
 
-    `submit`, `change` and `take_failure` belong to one thread, the others may be called from any.
+    `submit`, `change` and `take_failure` are called one at a time, the others at any time.
 
     Examples
     --------
