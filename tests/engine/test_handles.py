@@ -13,6 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -29,6 +30,7 @@ from shardcore.errors import (
     ShardcoreValueError,
     UpdateRefusedError,
 )
+from shardcore.optimizer.base import Optimizer
 
 SOON, A_WHILE = 30.0, 0.1
 AGAIN = ": look the batch up again"
@@ -519,7 +521,7 @@ def test_counting_is_safe_beside_threads_that_let_go() -> None:
             other.start()
             counted, deadline = set(), time.monotonic() + SOON
             while len(counted) < 2 and time.monotonic() < deadline:  # until it is beside the other
-                counted |= {e.in_flight for _ in range(5000)}
+                counted |= {e.in_flight for _ in range(2000)}
         finally:
             sys.setswitchinterval(before)
             stop.set()
@@ -779,8 +781,20 @@ def test_an_interrupt_at_any_bytecode_of_the_end_splits_nothing(
 
 @both
 def test_threads_with_handles_of_their_own(pipeline: bool) -> None:
-    """Calls are made one at a time, whichever thread they come from."""
-    with make_engine("cpu", pipeline) as e:
+    """Calls are made one at a time, whichever thread they come from: each step has its number."""
+    steps: list[int] = []
+
+    @dataclass(frozen=True, eq=False)
+    class Noting(Optimizer):
+        name = "noting"
+        slots = ()
+        hyper_names = ()
+
+        def update(self, grad: Any, rows: Any, slots: Any, hyper: Any, step: int, ids: Any) -> Any:
+            steps.append(step)
+            return rows - grad, {}
+
+    with make_engine("cpu", pipeline, Noting()) as e:
         errors: list[BaseException] = []
 
         def train(row: int) -> None:
@@ -793,13 +807,19 @@ def test_threads_with_handles_of_their_own(pipeline: bool) -> None:
                 errors.append(error)
 
         threads = [threading.Thread(target=train, args=(row,), daemon=True) for row in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(SOON)
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(SOON)
+        finally:
+            sys.setswitchinterval(before)
         assert errors == []
         assert rows_of(e) == [-40, -39, -38, -37, 4, 5, 6, 7]
         assert (e.step, e.metrics()["steps"], e.in_flight) == (160, 160, 0)
+        assert steps == list(range(1, 161))
 
 
 def test_of_threads_that_apply_one_handle_one_does() -> None:
