@@ -24,6 +24,25 @@ def locate_ranges(
 def locate_mod(
     ids__n: Ints, rows: int, shards: int, shard__n: NDArray[int64], local__n: NDArray[int64]
 ) -> int: ...
+def addresses_ranges(
+    ids__n: Ints,
+    offsets: NDArray[int64],
+    first: NDArray[int32],
+    shift: int,
+    reach: int,
+    size: int,
+    bases__s: NDArray[int64],
+    stride: int,
+    addresses__n: NDArray[int64],
+) -> int: ...
+def addresses_mod(
+    ids__n: Ints,
+    rows: int,
+    shards: int,
+    bases__s: NDArray[int64],
+    stride: int,
+    addresses__n: NDArray[int64],
+) -> int: ...
 def group_ranges(
     ids__n: Ints,
     offsets: NDArray[int64],

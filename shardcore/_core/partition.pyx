@@ -412,6 +412,53 @@ def locate_mod(const index_t[::1] ids__n, int64_t rows, int64_t shards, int64_t[
     return bad
 
 
+def addresses_ranges(const index_t[::1] ids__n, const int64_t[::1] offsets,
+                     const int32_t[::1] first, int shift, Py_ssize_t reach, int64_t size,
+                     const int64_t[::1] bases__s, int64_t stride, int64_t[::1] addresses__n):
+    """Write where the row of each id lies: its local row, `stride` bytes apart, in its shard.
+
+    `bases__s` (s,) are the addresses of the shards' first rows. Return -1 or the first position out
+    of range.
+    """
+    cdef Py_ssize_t bad, n = addresses__n.shape[0]
+    cdef Placement placement
+    if n == 0:
+        return -1
+    with nogil:
+        placement = by_ranges(offsets, first, shift, reach, size)
+        bad = _addresses(&ids__n[0], n, placement, &bases__s[0], stride, &addresses__n[0])
+    return bad
+
+
+def addresses_mod(const index_t[::1] ids__n, int64_t rows, int64_t shards,
+                  const int64_t[::1] bases__s, int64_t stride, int64_t[::1] addresses__n):
+    """Write where the row of each id lies, as `addresses_ranges` does, for the layout "mod"."""
+    cdef Py_ssize_t bad, n = addresses__n.shape[0]
+    cdef Placement placement
+    if n == 0:
+        return -1
+    with nogil:
+        placement = by_mod(rows, shards)
+        bad = _addresses(&ids__n[0], n, placement, &bases__s[0], stride, &addresses__n[0])
+    return bad
+
+
+cdef Py_ssize_t _addresses(const index_t* ids__n, Py_ssize_t n, Placement placement,
+                           const int64_t* bases__s, int64_t stride,
+                           int64_t* addresses__n) noexcept nogil:
+    cdef int64_t shard__m[BLOCK]
+    cdef int64_t local__m[BLOCK]
+    cdef Py_ssize_t block, start, m, i, bad
+    for block in range((n + BLOCK - 1) // BLOCK):
+        start, m = block * BLOCK, length_of(block, n)
+        bad = locate(ids__n + start, m, placement, shard__m, local__m)
+        if bad >= 0:
+            return start + bad
+        for i in range(m):
+            addresses__n[start + i] = bases__s[shard__m[i]] + local__m[i] * stride
+    return -1
+
+
 def group_ranges(const index_t[::1] ids__n, const int64_t[::1] offsets, const int32_t[::1] first,
                  int shift, Py_ssize_t reach, int64_t size, index_t[::1] local__n,
                  int64_t[::1] row_splits, int64_t[::1] inverse__n):

@@ -158,8 +158,13 @@ cdef inline void ask_for_update(const void* row, Py_ssize_t size) noexcept nogil
 
 # --- sums of rows ------------------------------------------------------------------------------
 
-cdef inline void sum_columns(const row_t* table, Py_ssize_t dim, const index_t* ids__n,
-                             Py_ssize_t lo, Py_ssize_t hi, Py_ssize_t last,
+cdef inline const row_t* row_at(const row_t* table, Py_ssize_t stride, index_t id) noexcept nogil:
+    """Return a row: bytes `stride` apart from `table` on; or, from NULL on, one byte apart, any row."""
+    return <const row_t*>(<size_t>table + <size_t>id * <size_t>stride)
+
+
+cdef inline void sum_columns(const row_t* table, Py_ssize_t stride, Py_ssize_t dim,
+                             const index_t* ids__n, Py_ssize_t lo, Py_ssize_t hi, Py_ssize_t last,
                              const value_t* weights__n, Py_ssize_t column, Py_ssize_t width,
                              bint ahead, value_t* out) noexcept nogil:
     """Sum columns [column, column + width) of rows ids__n[lo:hi], width <= WIDE, into out[column:].
@@ -175,8 +180,8 @@ cdef inline void sum_columns(const row_t* table, Py_ssize_t dim, const index_t* 
         total[c] = 0
     for i in range(lo, hi):
         if ahead and i + AHEAD < last:
-            ask_for_row(table + <Py_ssize_t>ids__n[i + AHEAD] * dim, dim * sizeof(row_t))
-        row = table + <Py_ssize_t>ids__n[i] * dim + column
+            ask_for_row(row_at(table, stride, ids__n[i + AHEAD]), dim * sizeof(row_t))
+        row = row_at(table, stride, ids__n[i]) + column
         if row_t is half_t or row_t is bfloat_t:
             widen(row, width, wide)
             if weights__n == NULL:
@@ -197,19 +202,21 @@ cdef inline void sum_columns(const row_t* table, Py_ssize_t dim, const index_t* 
         out[column + c] = total[c]
 
 
-cdef inline void sum_rows(const row_t* table, Py_ssize_t dim, const index_t* ids__n, Py_ssize_t lo,
-                          Py_ssize_t hi, Py_ssize_t last, const value_t* weights__n,
-                          value_t* out) noexcept nogil:
+cdef inline void sum_rows(const row_t* table, Py_ssize_t stride, Py_ssize_t dim,
+                          const index_t* ids__n, Py_ssize_t lo, Py_ssize_t hi, Py_ssize_t last,
+                          const value_t* weights__n, value_t* out) noexcept nogil:
     """Write the (weighted) sum of rows ids__n[lo:hi], in that order, to out (dim,)."""
     cdef Py_ssize_t column = 0
     while column + WIDE <= dim:
-        sum_columns(table, dim, ids__n, lo, hi, last, weights__n, column, WIDE, column == 0, out)
+        sum_columns(table, stride, dim, ids__n, lo, hi, last, weights__n, column, WIDE, column == 0,
+                    out)
         column += WIDE
     while column + NARROW <= dim:
-        sum_columns(table, dim, ids__n, lo, hi, last, weights__n, column, NARROW, column == 0, out)
+        sum_columns(table, stride, dim, ids__n, lo, hi, last, weights__n, column, NARROW,
+                    column == 0, out)
         column += NARROW
     if column < dim:
-        sum_columns(table, dim, ids__n, lo, hi, last, weights__n, column, dim - column,
+        sum_columns(table, stride, dim, ids__n, lo, hi, last, weights__n, column, dim - column,
                     column == 0, out)
 
 
@@ -222,44 +229,66 @@ def segment_reduce(const uint8_t[:, ::1] table__rd, int kind, const index_t[::1]
     a row of 0. Bags are [row_splits[b], row_splits[b + 1]) of `ids__n`, which need not begin at 0.
     Ids lie in [0, r): the face has seen to it. `out__bd` overlaps nothing. O(n·d).
     """
+    cdef const void* table = &table__rd[0, 0] if table__rd.shape[0] and table__rd.shape[1] else NULL
+    if out__bd.shape[0] == 0 or out__bd.shape[1] == 0:
+        return
+    with nogil:
+        reduce_rows(table, table__rd.shape[1], kind, &ids__n[0] if ids__n.shape[0] else NULL,
+                    row_splits, weights__n, divisors__b, out__bd)
+
+
+def segment_reduce_at(const int64_t[::1] addresses__n, int kind, const int64_t[::1] row_splits,
+                      const value_t[::1] weights__n, const value_t[::1] divisors__b,
+                      value_t[:, ::1] out__bd):
+    """Combine, as `segment_reduce` does, rows that lie anywhere: each is given by its address.
+
+    The caller sees to it that a row of d elements of `kind` lies at each, and stays there.
+    """
+    if out__bd.shape[0] == 0 or out__bd.shape[1] == 0:
+        return
+    with nogil:
+        reduce_rows(NULL, 1, kind, &addresses__n[0] if addresses__n.shape[0] else NULL,
+                    row_splits, weights__n, divisors__b, out__bd)
+
+
+cdef inline void reduce_rows(const void* table, Py_ssize_t stride, int kind, const index_t* ids__n,
+                             const int64_t[::1] row_splits, const value_t[::1] weights__n,
+                             const value_t[::1] divisors__b, value_t[:, ::1] out__bd) noexcept nogil:
     cdef const value_t* weights = NULL
     cdef const value_t* divisors = NULL
     cdef Py_ssize_t bags = out__bd.shape[0], dim = out__bd.shape[1]
-    if bags == 0 or dim == 0:
-        return
     if weights__n is not None and weights__n.shape[0]:
         weights = &weights__n[0]
     if divisors__b is not None:
         divisors = &divisors__b[0]
-    cdef const void* table = &table__rd[0, 0] if table__rd.shape[0] else NULL
-    cdef const index_t* ids = &ids__n[0] if ids__n.shape[0] else NULL
-    with nogil:
-        if value_t is float64_t:
-            _segment_reduce(<const float64_t*>table, dim, ids, &row_splits[0], bags, weights,
-                            divisors, &out__bd[0, 0])
-        elif kind == HALF:
-            _segment_reduce(<const half_t*>table, dim, ids, &row_splits[0], bags, weights,
-                            divisors, &out__bd[0, 0])
-        elif kind == BFLOAT:
-            _segment_reduce(<const bfloat_t*>table, dim, ids, &row_splits[0], bags, weights,
-                            divisors, &out__bd[0, 0])
-        else:
-            _segment_reduce(<const float32_t*>table, dim, ids, &row_splits[0], bags, weights,
-                            divisors, &out__bd[0, 0])
+    if value_t is float64_t:
+        _segment_reduce(<const float64_t*>table, stride, dim, ids__n, &row_splits[0], bags, weights,
+                        divisors, &out__bd[0, 0])
+    elif kind == HALF:
+        _segment_reduce(<const half_t*>table, stride, dim, ids__n, &row_splits[0], bags, weights,
+                        divisors, &out__bd[0, 0])
+    elif kind == BFLOAT:
+        _segment_reduce(<const bfloat_t*>table, stride, dim, ids__n, &row_splits[0], bags, weights,
+                        divisors, &out__bd[0, 0])
+    else:
+        _segment_reduce(<const float32_t*>table, stride, dim, ids__n, &row_splits[0], bags, weights,
+                        divisors, &out__bd[0, 0])
 
 
-cdef void _segment_reduce(const row_t* table, Py_ssize_t dim, const index_t* ids__n,
-                          const int64_t* row_splits, Py_ssize_t bags, const value_t* weights__n,
-                          const value_t* divisors__b, value_t* out__bd) noexcept nogil:
+cdef void _segment_reduce(const row_t* table, Py_ssize_t stride, Py_ssize_t dim,
+                          const index_t* ids__n, const int64_t* row_splits, Py_ssize_t bags,
+                          const value_t* weights__n, const value_t* divisors__b,
+                          value_t* out__bd) noexcept nogil:
     cdef Py_ssize_t b, c, i
     cdef Py_ssize_t first = row_splits[0], last = row_splits[bags]
     cdef value_t divisor
     cdef value_t* out
     for i in range(first, first + AHEAD if first + AHEAD < last else last):
-        ask_for_row(table + <Py_ssize_t>ids__n[i] * dim, dim * sizeof(row_t))
+        ask_for_row(row_at(table, stride, ids__n[i]), dim * sizeof(row_t))
     for b in range(bags):
         out = out__bd + b * dim
-        sum_rows(table, dim, ids__n, row_splits[b], row_splits[b + 1], last, weights__n, out)
+        sum_rows(table, stride, dim, ids__n, row_splits[b], row_splits[b + 1], last, weights__n,
+                 out)
         if divisors__b != NULL:
             divisor = divisors__b[b]
             if divisor == 0:
@@ -286,11 +315,12 @@ cdef inline void sum_run(const value_t* gradients__gd, Py_ssize_t dim, const int
             out[c] = 0 + gradient[c]
         return
     stop = lo + RUN_BLOCK if hi - lo > RUN_BLOCK else hi
-    sum_rows(gradients__gd, dim, sources__n, lo, stop, last, gains__n, out)
+    sum_rows(gradients__gd, dim * sizeof(value_t), dim, sources__n, lo, stop, last, gains__n, out)
     at = stop
     while at < hi:
         stop = at + RUN_BLOCK if hi - at > RUN_BLOCK else hi
-        sum_rows(gradients__gd, dim, sources__n, at, stop, last, gains__n, block)
+        sum_rows(gradients__gd, dim * sizeof(value_t), dim, sources__n, at, stop, last, gains__n,
+                 block)
         for c in range(dim):
             out[c] += block[c]
         at = stop
@@ -752,8 +782,8 @@ cdef void _update(row_t* table, const int64_t* unique__u, const int64_t* row_ids
                     at = run_splits[places[u]] + turn
                     if at >= run_splits[places[u] + 1]:
                         continue
-                    sum_rows(gradients__gd, dim, sources__n, at, at + 1, at + 1, gains__n,
-                             gradients__ud + filled * dim)
+                    sum_rows(gradients__gd, dim * sizeof(value_t), dim, sources__n, at, at + 1,
+                             at + 1, gains__n, gradients__ud + filled * dim)
                     if row_t is half_t or row_t is bfloat_t:
                         row_pointers[filled] = widened__ud + u * dim
                     else:

@@ -130,14 +130,17 @@ static inline sc_half sc_to_half_stochastic(float value, uint32_t chance) {
     uint32_t sign = bits >> 16 & 0x8000;
     uint32_t magnitude = bits & 0x7fffffff;
     uint32_t normal = (magnitude + (chance >> 19) - (112u << 23)) >> 13;
-    /* Below 2**-14, a multiple of 2**-24 and what is left of it. All is computed, and one taken: */
-    uint32_t small = magnitude < (113u << 23) ? magnitude : 0;
-    float scaled = sc_float_of_bits(small) * 0x1p24f;
+    /* Below 2**-14: a multiple of 2**-24, and what is left of it. All three results are computed and
+       one is kept by its mask; with branches, the compiler would do one number at a time. */
+    uint32_t is_small = 0u - (uint32_t)(magnitude < (113u << 23));
+    uint32_t is_large = 0u - (uint32_t)(magnitude >= 0x477fe000u);
+    float scaled = sc_float_of_bits(magnitude & is_small) * 0x1p24f;
     int32_t whole = (int32_t)scaled;
-    uint32_t more = scaled - (float)whole > (float)(int32_t)(chance >> 8) * 0x1p-24f;
-    uint32_t result = magnitude < (113u << 23) ? (uint32_t)whole + more : normal;
-    sc_half nearest = sc_to_half(value);
-    sc_half half = {(uint16_t)(magnitude >= 0x477fe000u ? nearest.bits : (sign | result))};
+    float rest = scaled - (float)whole, bound = (float)(int32_t)(chance >> 8) * 0x1p-24f;
+    uint32_t small = (uint32_t)whole + (uint32_t)(rest > bound);
+    uint32_t near = sc_to_half(value).bits;
+    uint32_t result = sign | (is_small & small) | (~is_small & normal);
+    sc_half half = {(uint16_t)((is_large & near) | (~is_large & result))};
     return half;
 }
 

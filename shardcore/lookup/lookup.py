@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from shardcore.backend.messages import FeatureBags
 from shardcore.dtypes import table_dtype, working_dtype
 from shardcore.errors import ShardcoreIndexError, ShardcoreTypeError, ShardcoreValueError
 from shardcore.ids.formats import as_ragged, as_weights, dense_shape, placed_weights
@@ -309,10 +310,8 @@ def _combine(
     weights = None if weights is None else np.require(weights, working, ["C", "A"])
     denominators = divisors(combiner, row_splits, weights, working)
     combined = np.empty((len(row_splits) - 1, dim), working)
-    whole = only_array(store) if max_norm is None else None
-    if whole is not None:
-        table = whole.reshape(len(whole), dim)
-        reduce_bags(table, rows, row_splits, weights, denominators, combined)
+    bags_of_rows = FeatureBags(rows, row_splits, weights, denominators)
+    if max_norm is None and store.combine(bags_of_rows, combined):
         return combined.astype(store.dtype, copy=False)
     for bags in bag_blocks(row_splits, dim * store.dtype.itemsize):
         first, last = int(row_splits[bags.start]), int(row_splits[bags.stop])

@@ -22,7 +22,7 @@ from shardcore.features.structure import (
     unflatten,
     with_entries,
 )
-from shardcore.lookup.lookup import as_row_store, bag_blocks, only_array
+from shardcore.lookup.lookup import as_row_store, bag_blocks
 from shardcore.store.segment_reduce import reduce_bags
 from shardcore.variable.row_store import RowStore
 
@@ -115,7 +115,7 @@ def combine_bags(
 ) -> None:
     """Write the combined rows of each bag, in the working dtype; ids are checked.
 
-    Rows of a table in one piece are read where they lie; others are gathered, a few MiB at a time.
+    Rows that kernels can read are read where they lie; others are gathered, a few MiB at a time.
 
     Parameters
     ----------
@@ -137,9 +137,7 @@ def combine_bags(
     """
     dim = out.shape[1]
     row_splits, weights, divisors = bags.row_splits, bags.weights, bags.divisors
-    whole = only_array(store) if as_seen is None else None
-    if whole is not None:
-        reduce_bags(whole.reshape(len(whole), dim), bags.ids, row_splits, weights, divisors, out)
+    if as_seen is None and store.combine(bags, out):
         return
     for block in bag_blocks(row_splits, dim * store.dtype.itemsize):
         first, last = int(row_splits[block.start]), int(row_splits[block.stop])

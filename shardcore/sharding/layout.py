@@ -19,6 +19,7 @@ from shardcore._core import partition as _partition
 from shardcore._core import slices as _slices
 from shardcore.errors import ShardcoreIndexError, ShardcoreTypeError, ShardcoreValueError
 from shardcore.ids.own_arrays import immutable
+from shardcore.memory import pool
 from shardcore.validation.integers import integers, outside, place_in
 from shardcore.validation.shapes import as_count, as_integer
 
@@ -346,6 +347,53 @@ class Layout:
         if bad >= 0:
             raise self._outside(local[bad], bad, given.shape, argument)
         return shard.reshape(given.shape), local.reshape(given.shape)
+
+    def addresses(
+        self, ids: NDArray[np.int32] | NDArray[np.int64], bases: NDArray[np.int64], stride: int
+    ) -> NDArray[np.int64]:
+        """Return the address of each id's row, among shards whose rows lie `stride` bytes apart.
+
+        Parameters
+        ----------
+        ids : ndarray of int32 or int64, shape (n,), C-contiguous
+        bases : ndarray of int64, shape (num_shards,)
+            The address of each shard's first row.
+        stride : int
+
+        Returns
+        -------
+        ndarray of int64, shape (n,)
+
+        Raises
+        ------
+        ShardcoreIndexError
+            If an id is out of range, with the position of the first.
+
+        Examples
+        --------
+        >>> Layout.div(4, 2).addresses(np.array([1, 2]), np.array([1000, 5000]), 8)
+        array([1008, 5000])
+        """
+        found = pool.empty(ids.size, np.int64)
+        if self.strategy == "mod":
+            bad = _partition.addresses_mod(
+                ids, self.num_rows, self.num_shards, bases, stride, found
+            )
+        else:
+            bad = _partition.addresses_ranges(
+                ids,
+                self.offsets,
+                self._first_shard,
+                self._shift,
+                self._reach,
+                self._block_size,
+                bases,
+                stride,
+                found,
+            )
+        if bad >= 0:
+            raise self._outside(ids[bad], bad, ids.shape, "ids")
+        return found
 
     def partition(self, ids: ArrayLike, argument: str = "ids") -> Partition:
         """Group ids by shard, stably, and remember the way back; ids are checked on the way.

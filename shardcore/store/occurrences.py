@@ -9,7 +9,6 @@ its gradients. The face of ``_core/occurrences.pyx``.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import Any, Final
 
 import numpy as np
@@ -141,7 +140,7 @@ def _sorted(rows: Ints, sources: NDArray[np.int32], num_rows: int) -> Occurrence
         unique[number] = _kernel.sort_buckets(pairs, spare, own, shift, counters, wide)
 
     threads.run(len(ranges), sort)
-    found = [0, *accumulate(unique)]
+    found = np.cumsum([0, *unique]).tolist()
     distinct, run_splits = pool.empty(found[-1], np.int64), pool.empty(found[-1] + 1, np.int64)
     ordered = pool.empty(n, np.int32)
 

@@ -13,6 +13,7 @@ TensorFlow's division without NaN does. The rows are never gathered into memory 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -33,6 +34,7 @@ __all__ = [
     "occurrence_gains",
     "reciprocals",
     "reduce_bags",
+    "reduce_bags_at",
     "row_dots",
     "segment_reduce",
     "weight_gradients",
@@ -190,6 +192,38 @@ def reduce_bags(
             weights,
             None if divisors is None else divisors[first:last],
             out[first:last],
+        )
+
+    threads.run(len(pieces), reduce_piece)
+
+
+def reduce_bags_at(
+    addresses: Callable[[Ints], NDArray[np.int64]],
+    dtype: np.dtype[Any],
+    ids: Ints,
+    row_splits: NDArray[np.int64],
+    weights: NDArray[Any] | None,
+    divisors: NDArray[Any] | None,
+    out: NDArray[Any],
+) -> None:
+    """Write what `reduce_bags` writes, of rows of `dtype` that lie where `addresses` says.
+
+    The caller keeps them there. Ids in range and arrays as for `reduce_bags`.
+    """
+    kernel = _kernel.segment_reduce_at[TYPE_NAMES[out.dtype]]
+    kind = kind_of(dtype)
+    pieces = threads.ranges(row_splits, max(out.shape[1], 1))
+
+    def reduce_piece(number: int) -> None:
+        bags = slice(*pieces[number])
+        start, stop = int(row_splits[bags.start]), int(row_splits[bags.stop])
+        kernel(
+            addresses(ids[start:stop]),
+            kind,
+            row_splits[bags.start : bags.stop + 1] - start,
+            None if weights is None else weights[start:stop],
+            None if divisors is None else divisors[bags],
+            out[bags],
         )
 
     threads.run(len(pieces), reduce_piece)

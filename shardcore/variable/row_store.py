@@ -6,6 +6,7 @@ store are int64 and already checked; a store decides only where a row lies.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -13,10 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardcore.backend.base import Backend
+from shardcore.backend.messages import FeatureBags, TableBatch
 from shardcore.backend.process_group import ProcessGroup
 from shardcore.errors import ShardcoreRuntimeError, ShardcoreTypeError, ShardcoreValueError
 from shardcore.sharding.layout import Layout
 from shardcore.store.scatter import gather_rows, put_rows
+from shardcore.store.segment_reduce import reduce_bags, reduce_bags_at
 from shardcore.store.work import uninterrupted
 
 __all__ = ["ArrayRowStore", "RowStore", "checked_shards", "BackendRowStore"]
@@ -53,6 +56,13 @@ class RowStore(Protocol):
     def write(self, start: int, stop: int, values: NDArray[Any]) -> None:
         """Overwrite the rows ``start`` to ``stop``."""
 
+    def combine(self, bags: FeatureBags, out: NDArray[Any]) -> bool:
+        """Combine the rows of each bag where they lie, if they can be; return whether they were.
+
+        `out` is of the working dtype and of shape (bags, elements of a row); ids are checked. Only
+        for stores of a table dtype.
+        """
+
     def all_at_once(self, write: Callable[[RowStore], None]) -> None:
         """Call ``write(store)``, which makes several writes, so that no interrupt splits them."""
 
@@ -79,6 +89,11 @@ class ArrayRowStore:
     def __init__(self, arrays: list[NDArray[Any]], layout: Layout) -> None:
         self._arrays = arrays
         self._layout = layout
+        self._stride = math.prod(arrays[0].shape[1:]) * arrays[0].itemsize
+        self._bases: NDArray[np.int64] | None = None
+        if all(array.flags.c_contiguous and array.flags.aligned for array in arrays):
+            starts = [array.__array_interface__["data"][0] for array in arrays]
+            self._bases = np.array(starts, np.int64)
 
     @property
     def layout(self) -> Layout:
@@ -135,6 +150,21 @@ class ArrayRowStore:
         """
         self.check_writable()
         _change(np.copyto, [(part, values[places]) for places, part in self._parts(start, stop)])
+
+    def combine(self, bags: FeatureBags, out: NDArray[Any]) -> bool:
+        """Combine the rows of each bag, of C-contiguous shards where they lie."""
+        if self._bases is None:
+            return False
+        rest = bags.ids, bags.row_splits, bags.weights, bags.divisors, out
+        if len(self._arrays) == 1:
+            reduce_bags(self._arrays[0].reshape(len(self._arrays[0]), out.shape[1]), *rest)
+        else:
+            reduce_bags_at(self._addresses, self.dtype, *rest)
+        return True
+
+    def _addresses(self, ids: NDArray[np.int32] | NDArray[np.int64]) -> NDArray[np.int64]:
+        assert self._bases is not None, "rows of other shards have no address"
+        return self._layout.addresses(ids, self._bases, self._stride)
 
     def all_at_once(self, write: Callable[[RowStore], None]) -> None:
         """Call ``write(store)``, which makes several writes, so that no interrupt splits them."""
@@ -336,6 +366,19 @@ class BackendRowStore:
     def write(self, start: int, stop: int, values: NDArray[Any]) -> None:
         """Overwrite the rows [start, stop)."""
         self._change("write", start, values)
+
+    def combine(self, bags: FeatureBags, out: NDArray[Any]) -> bool:
+        """Combine the rows of each bag, as the engine does, where the backend is this process."""
+        backend = self._open()
+        as_stored = self._slot is None and backend.specs[self._table].quantization is None
+        if not as_stored or backend.capabilities.device_arrays:
+            return False
+        out[...] = self._calling(self._combined, bags)
+        return True
+
+    def _combined(self, bags: FeatureBags) -> Any:
+        ((found,),) = self._open().lookup([TableBatch(self._table, (bags,))])
+        return found
 
     def all_at_once(self, write: Callable[[BackendRowStore], None]) -> None:
         """Call ``write(store)``, which makes several writes, so that no interrupt splits them."""

@@ -63,6 +63,34 @@ def test_ids_are_found_as_the_twin_finds_them(
 
 @settings(max_examples=150, deadline=None)
 @given(
+    layout=layouts(),
+    seed=st.integers(0, 2**32),
+    n=st.sampled_from([0, 1, 60, 1200]),
+    stride=st.integers(1, 300),
+    wide=st.booleans(),
+)
+def test_addresses_are_those_of_the_twin_s_places(
+    layout: Layout, seed: int, n: int, stride: int, wide: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    n = n if layout.num_rows else 0
+    ids = rng.integers(0, max(layout.num_rows, 1), n).astype(np.int64 if wide else np.int32)
+    ids.flags.writeable = False
+    bases = rng.integers(0, 2**47, layout.num_shards)
+    shard, local = reference.locate(ids, layout.shard_sizes.tolist(), layout.strategy)
+    found = layout.addresses(ids, bases, stride)
+    np.testing.assert_array_equal(found, bases[shard] + local * stride, strict=True)
+    if n:
+        beyond = ids.copy()
+        rows = layout.num_rows
+        beyond[n // 2] = rows
+        message = f"ids[{n // 2}] = {rows} is outside the table: must be in [0, {rows})"
+        with pytest.raises(ShardcoreIndexError, match=re.escape(message)):
+            layout.addresses(beyond, bases, stride)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
     rows=st.integers(1, LARGEST) | st.integers(LARGEST - 9, LARGEST) | st.just(2**53),
     shards=st.integers(1, 60),
     strategy=st.sampled_from(["div", "mod"]),

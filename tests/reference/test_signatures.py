@@ -67,8 +67,8 @@ def test_every_kernel_of_offsets_and_store_has_a_twin() -> None:
         for name in module.__all__
         if inspect.isfunction(getattr(module, name))
     }
-    # Checks return what they are given, or a copy of it; `reduce_bags` writes what `segment_reduce`
-    # returns; `every_row` and `updated` are NumPy around kernels that have twins; `stage_update` is
+    # Checks return what they are given, or a copy of it; `reduce_bags`
+    # and `reduce_bags_at` write what `segment_reduce` returns; `every_row` and `updated` are NumPy around kernels that have twins; `stage_update` is
     # the first half of `update_rows`; `reads_slots` is about dtypes only.
     without = {
         "check_row_splits",
@@ -78,7 +78,7 @@ def test_every_kernel_of_offsets_and_store_has_a_twin() -> None:
         "place_in",
         "reads_slots",
         "reduce_bags",
-        "room",
+        "reduce_bags_at",
         "stage_update",
         "take_into",
         "updated",

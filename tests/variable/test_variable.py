@@ -156,6 +156,9 @@ class ForeignStore:
     def write(self, start: int, stop: int, values: np.ndarray) -> None:
         self.scatter(np.arange(start, stop), values)
 
+    def combine(self, bags: Any, out: np.ndarray) -> bool:
+        return False
+
     def all_at_once(self, write: Callable[[Any], None]) -> None:
         write(self)
 
