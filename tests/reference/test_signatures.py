@@ -67,9 +67,9 @@ def test_every_kernel_of_offsets_and_store_has_a_twin() -> None:
         for name in module.__all__
         if inspect.isfunction(getattr(module, name))
     }
-    # Checks return what they are given, or a copy of it; `reduce_bags`
-    # and `reduce_bags_at` write what `segment_reduce` returns; `every_row` and `updated` are NumPy around kernels that have twins; `stage_update` is
-    # the first half of `update_rows`; `reads_slots` is about dtypes only.
+    # Checks return what they are given, or a copy of it; `reduce_bags` and `reduce_bags_at` write
+    # what `segment_reduce` returns; `every_row` and `updated` are NumPy around kernels that have
+    # twins; `stage_update` is the first half of `update_rows`; `reads_slots` is about dtypes only.
     without = {
         "check_row_splits",
         "every_row",
