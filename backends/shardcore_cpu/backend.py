@@ -83,8 +83,9 @@ class CpuBackend(Backend):
                     together.append(batch)
                 else:  # to which rows without an occurrence are added
                     batch.route = self._sorted(batch.table, batch.features)
-        for batch, occurrences in zip(together, self._sorted_all(together), strict=True):
-            batch.route = occurrences
+        if together:
+            for batch, occurrences in zip(together, self._sorted_all(together), strict=True):
+                batch.route = occurrences
         return activations
 
     def _lookup_own(self, batch: TableBatch) -> list[NDArray[Any]]:

@@ -25,6 +25,8 @@ __all__ = [
     "sorted_rows_of_tables",
 ]
 
+_INT32: Final = np.dtype(np.int32)
+
 _SMALL_BATCH: Final = 1 << 9
 """Occurrences of a table that is sorted together with others."""
 
@@ -80,7 +82,7 @@ def sorted_rows(
     array([3, 5])
     """
     gains = joined_gains([(bags.ids.size, gains_of(bags)) for bags in features], value)
-    sources = pool.empty(sum([bags.ids.size for bags in features]), np.int32)
+    sources = pool.empty(sum([bags.ids.size for bags in features]), _INT32)
     first_id = first_bag = 0
     for bags in features:
         own = sources[first_id : first_id + bags.ids.size]

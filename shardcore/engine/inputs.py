@@ -49,6 +49,7 @@ class Inputs:
         self._structure = unflatten(feature_config, [config for _, config in features])
         flat = type(self._structure) is dict and all(map(is_feature, self._structure.values()))
         self._keys = tuple(self._structure) if flat else None
+        self._single = is_feature(self._structure)
         self._tables = tables
         self.features: list[PlannedFeature] = plan_features(
             features, {table.config: table.spec for table in tables}
@@ -63,6 +64,8 @@ class Inputs:
         keys = self._keys
         if keys is not None and type(given) is dict and given.keys() == self._structure.keys():
             return [given[key] for key in keys]
+        if self._single:
+            return [given]
         return flatten_like(self._structure, given, what)
 
     def optional_leaves(self, given: Any, what: str) -> list[Any]:
@@ -73,6 +76,8 @@ class Inputs:
         """Return what there is per feature in the structure of the features."""
         if self._keys is not None:
             return dict(zip(self._keys, leaves, strict=True))
+        if self._single:
+            return leaves[0]
         return unflatten(self._structure, leaves)
 
     def batch(self, features: Any, weights: Any, training: bool, keep: bool) -> Batch:

@@ -72,7 +72,9 @@ class PreparedLookup:
         "combiner",
         "dtype",
         "shape",
+        "_addresses",
         "_dim",
+        "_kernel_at",
         "_kernels",
         "_kind",
         "_num_rows",
@@ -90,8 +92,12 @@ class PreparedLookup:
         whole = only_array(store)
         # The bytes of a table in one piece, which the kernel reads where they lie.
         self._table = None if whole is None else row_bytes(whole.reshape(self._num_rows, self._dim))
+        self._addresses: Callable[[Any], NDArray[np.int64]] | None = None
+        if isinstance(store, ArrayRowStore) and store.addressed:
+            self._addresses = store.addresses
         self._kind = KIND_OF[store.dtype.name]
         value = TYPE_NAMES[self.dtype]
+        self._kernel_at = _kernel.segment_reduce_at[value]
         self._kernels = tuple(
             _kernel.segment_reduce[TYPE_NAMES[dtype], value] for dtype in (_INT32, _INT64)
         )
@@ -171,6 +177,9 @@ class PreparedLookup:
             denominators = divisors(self.combiner, splits, factors, self.dtype)
         if self._table is not None and size * self._dim <= _INLINE:
             self._kernels[wide](self._table, self._kind, ids, splits, factors, denominators, result)
+        elif self._addresses is not None and size * self._dim <= _INLINE:
+            addresses = self._addresses(ids)
+            self._kernel_at(addresses, self._kind, splits, factors, denominators, result)
         else:
             combine_bags(self._store, FeatureBags(ids, splits, factors, denominators), result)
         if out is not None:

@@ -80,7 +80,7 @@ _pool = _Pool()
 _lock = threading.Lock()
 
 
-def empty(shape: int | tuple[int, ...], dtype: np.dtype[Any] | type[Any]) -> NDArray[Any]:
+def empty(shape: int | tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Return an array of any values: where it is large, in memory that an earlier one has let go.
 
     Parameters
@@ -94,12 +94,10 @@ def empty(shape: int | tuple[int, ...], dtype: np.dtype[Any] | type[Any]) -> NDA
 
     Examples
     --------
-    >>> empty((2, 3), np.float32).shape
+    >>> empty((2, 3), np.dtype("float32")).shape
     (2, 3)
     """
-    dtype = np.dtype(dtype)
-    count = shape if isinstance(shape, int) else math.prod(shape)
-    size = count * dtype.itemsize
+    size = (shape if type(shape) is int else math.prod(shape)) * dtype.itemsize  # type: ignore[arg-type]
     # Never waits: a lock that a fork or an interrupt left locked only costs the page faults.
     if not _LEAST <= size <= _MOST or not _GIL or not _lock.acquire(blocking=False):
         return np.empty(shape, dtype)

@@ -374,7 +374,7 @@ class Layout:
         >>> Layout.div(4, 2).addresses(np.array([1, 2]), np.array([1000, 5000]), 8)
         array([1008, 5000])
         """
-        found = pool.empty(ids.size, np.int64)
+        found = pool.empty(ids.size, bases.dtype)
         if self.strategy == "mod":
             bad = _partition.addresses_mod(
                 ids, self.num_rows, self.num_shards, bases, stride, found

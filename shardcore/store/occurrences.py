@@ -24,6 +24,8 @@ __all__ = ["Occurrences", "every_row", "sort_occurrences"]
 
 Ints = NDArray[np.int32] | NDArray[np.int64]
 
+_INT32, _INT64, _UINT64 = np.dtype(np.int32), np.dtype(np.int64), np.dtype(np.uint64)
+
 MAX_OCCURRENCES: Final = 2**31 - 1
 
 _BUCKET_BITS: Final = 12
@@ -123,7 +125,7 @@ def _sorted(rows: Ints, sources: NDArray[np.int32], num_rows: int) -> Occurrence
     borders = np.empty(buckets + 1, np.int64)
     _kernel.starts_of_buckets(counts, borders)
     words = n * (_kernel.WIDE_WORDS if wide else _kernel.NARROW_WORDS)
-    pairs, spare = pool.empty(words, np.uint64), pool.empty(words, np.uint64)
+    pairs, spare = pool.empty(words, _UINT64), pool.empty(words, _UINT64)
 
     def dealt(part: int) -> None:
         own = slice(limits[part], limits[part + 1])
@@ -141,8 +143,8 @@ def _sorted(rows: Ints, sources: NDArray[np.int32], num_rows: int) -> Occurrence
 
     threads.run(len(ranges), sort)
     found = np.cumsum([0, *unique]).tolist()
-    distinct, run_splits = pool.empty(found[-1], np.int64), pool.empty(found[-1] + 1, np.int64)
-    ordered = pool.empty(n, np.int32)
+    distinct, run_splits = pool.empty(found[-1], _INT64), pool.empty(found[-1] + 1, _INT64)
+    ordered = pool.empty(n, _INT32)
 
     def write(number: int) -> None:
         first, last = ranges[number]

@@ -177,7 +177,8 @@ def reduce_bags(
     """
     kernel = _kernel.segment_reduce[TYPE_NAMES[ids.dtype], TYPE_NAMES[out.dtype]]
     table, kind = row_bytes(rows), kind_of(rows.dtype)
-    pieces = threads.ranges(row_splits, max(rows.shape[1], 1))
+    small = ids.size * rows.shape[1] < threads.PIECE
+    pieces = [] if small else threads.ranges(row_splits, max(rows.shape[1], 1))
     if len(pieces) <= 1:
         kernel(table, kind, ids, row_splits, weights, divisors, out)
         return

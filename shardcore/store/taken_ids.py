@@ -40,6 +40,8 @@ def take_ids_on_threads(given: Ints, num_rows: int) -> tuple[Ints, int]:
     (array([3, 0]), -1)
     """
     count = given.size
+    if count < 2 * _PIECE:
+        return own_arrays.take_ids(given, num_rows)
     pieces = min(count // _PIECE, threads.get_num_threads())
     if pieces < 2:
         return own_arrays.take_ids(given, num_rows)

@@ -159,10 +159,16 @@ class ArrayRowStore:
         if len(self._arrays) == 1:
             reduce_bags(self._arrays[0].reshape(len(self._arrays[0]), out.shape[1]), *rest)
         else:
-            reduce_bags_at(self._addresses, self.dtype, *rest)
+            reduce_bags_at(self.addresses, self.dtype, *rest)
         return True
 
-    def _addresses(self, ids: NDArray[np.int32] | NDArray[np.int64]) -> NDArray[np.int64]:
+    @property
+    def addressed(self) -> bool:
+        """Whether rows have addresses: all shards are C-contiguous and aligned."""
+        return self._bases is not None
+
+    def addresses(self, ids: NDArray[np.int32] | NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the address of each id's row, where rows have addresses."""
         assert self._bases is not None, "rows of other shards have no address"
         return self._layout.addresses(ids, self._bases, self._stride)
 

@@ -16,6 +16,7 @@ from shardcore.memory import pool
 needs_gil = pytest.mark.skipif(not pool._GIL, reason="without the GIL nothing is used again")
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
+UINT8 = np.dtype(np.uint8)
 MIB = 1 << 20
 SIZES = [MIB // 2, MIB, 4 * MIB - 1, 4 * MIB, 9 * MIB]  # in small pages, and in huge ones
 
@@ -33,51 +34,51 @@ def place(array):
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("kept", [lambda a: a, lambda a: a[5:7], lambda a: memoryview(a[::3])])
 def test_memory_is_used_again_only_once_nothing_lies_in_it(size, kept):
-    held = [kept(pool.empty(size, np.uint8)) for _ in range(5)]
+    held = [kept(pool.empty(size, UINT8)) for _ in range(5)]
     for value, part in enumerate(held):
         np.asarray(part)[...] = value
     ends = sorted((place(np.asarray(part)), value) for value, part in enumerate(held))
     for _ in range(3):
-        pool.empty(size, np.uint8)[...] = 99
+        pool.empty(size, UINT8)[...] = 99
     assert [int(np.asarray(part)[0]) for part in held] == [0, 1, 2, 3, 4]
     assert all(after - before >= size // 2 for (before, _), (after, _) in pairwise(ends))
     del held
-    again = [pool.empty(size, np.uint8) for _ in range(5)]
+    again = [pool.empty(size, UINT8) for _ in range(5)]
     assert {place(one) for one in again} <= {place(block) for block in pool._pool.blocks}
     assert len(pool._pool.blocks) == 6
 
 
 @needs_gil
 def test_arrays_have_shape_and_dtype_and_small_ones_are_of_the_heap():
-    array = pool.empty((1000, 300), np.float32)
+    array = pool.empty((1000, 300), np.dtype(np.float32))
     assert (array.shape, array.dtype) == ((1000, 300), np.float32)
     assert array.flags.c_contiguous
     assert array.flags.aligned
     assert array.flags.writeable
-    assert pool.empty(3, np.int64).base is None
-    assert pool.empty((pool._MOST + 1,), np.uint8).base is None
+    assert pool.empty(3, np.dtype(np.int64)).base is None
+    assert pool.empty((pool._MOST + 1,), UINT8).base is None
     assert len(pool._pool.blocks) == 1
 
 
 @needs_gil
 def test_a_block_serves_what_is_at_least_half_as_large():
-    first = place(pool.empty(4 * MIB, np.uint8))
-    assert place(pool.empty(2 * MIB + 1, np.uint8)) == first
-    assert place(pool.empty(2 * MIB, np.uint8)) != first
-    small = [pool.empty(3 * MIB, np.uint8), pool.empty(3 * MIB, np.uint8)]
+    first = place(pool.empty(4 * MIB, UINT8))
+    assert place(pool.empty(2 * MIB + 1, UINT8)) == first
+    assert place(pool.empty(2 * MIB, UINT8)) != first
+    small = [pool.empty(3 * MIB, UINT8), pool.empty(3 * MIB, UINT8)]
     assert place(small[0]) == first  # the smaller block of the two is too small
     assert len(pool._pool.blocks) == 3
 
 
 @needs_gil
 def test_blocks_that_are_of_no_use_go(monkeypatch):
-    pool.empty(8 * MIB, np.uint8)
+    pool.empty(8 * MIB, UINT8)
     for _ in range(pool._IDLE + 1):
-        pool.empty(MIB, np.uint8)
-    pool.empty(2 * MIB, np.uint8)
+        pool.empty(MIB, UINT8)
+    pool.empty(2 * MIB, UINT8)
     assert [block.nbytes for block in pool._pool.blocks] == [MIB, 2 * MIB]
     monkeypatch.setattr(pool, "_TOTAL", 10 * MIB)
-    held = [pool.empty(4 * MIB, np.uint8) for _ in range(3)]
+    held = [pool.empty(4 * MIB, UINT8) for _ in range(3)]
     assert sum(block.nbytes for block in pool._pool.blocks) <= 10 * MIB
     held[0][...], held[2][...] = 1, 2  # what is not kept any more is the caller's alone
     assert int(held[0][-1]) == 1
@@ -86,21 +87,21 @@ def test_blocks_that_are_of_no_use_go(monkeypatch):
 @needs_gil
 def test_a_lock_that_is_held_costs_the_pool_only():
     with pool._lock:
-        assert pool.empty(MIB, np.uint8).base is None
+        assert pool.empty(MIB, UINT8).base is None
 
 
 @needs_gil
 @needs_fork
 def test_a_child_has_its_own():
-    ours = pool.empty(MIB, np.uint8)
+    ours = pool.empty(MIB, UINT8)
     ours[...] = 1
     del ours
     child = os.fork()
     if child == 0:
-        theirs = pool.empty(MIB, np.uint8)
+        theirs = pool.empty(MIB, UINT8)
         theirs[...] = 2
         os._exit(int(theirs[0]))
-    ours = pool.empty(MIB, np.uint8)
+    ours = pool.empty(MIB, UINT8)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
     assert set(ours.tolist()) == {1}
 
