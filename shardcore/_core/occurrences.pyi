@@ -25,14 +25,7 @@ def sort_buckets(
     shift: int,
     counters: NDArray[np.uint32],
     wide: bool,
-) -> int: ...
-def write_runs(
-    pairs: NDArray[np.uint64],
-    first: int,
-    last: int,
-    found: int,
-    unique__u: NDArray[np.int64],
+    unique__n: NDArray[np.int64],
     run_splits: NDArray[np.int64],
     sources__n: NDArray[np.int32],
-    wide: bool,
-) -> None: ...
+) -> int: ...

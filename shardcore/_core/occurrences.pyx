@@ -102,34 +102,41 @@ cdef void _deal(const index_t* rows, const int32_t* sources, Py_ssize_t n, int s
         pairs[at] = pair
 
 
-def sort_buckets(uint64_t[::1] pairs, uint64_t[::1] spare, const int64_t[::1] limits,
-                 int shift, uint32_t[::1] counters, bint wide):
+def sort_buckets(uint64_t[::1] pairs, uint64_t[::1] spare, const int64_t[::1] limits, int shift,
+                 uint32_t[::1] counters, bint wide, int64_t[::1] unique__n,
+                 int64_t[::1] run_splits, int32_t[::1] sources__n):
     """Sort each bucket of `pairs` by the lowest `shift` bits of its rows; return how many rows.
 
-    `spare`, as large as `pairs`, and `counters` are scratch. O(n) per digit of 8 bits in which the
-    rows of a bucket differ.
+    Bucket b is [limits[b], limits[b + 1]) of `pairs`, which are used up. Their sources go to the
+    same places of `sources__n`; their distinct rows, and where each one's run starts, to
+    `unique__n` and `run_splits` from place limits[0] on. `spare`, as large as the largest bucket,
+    and `counters` are scratch. O(n) per digit of 8 bits in which the rows of a bucket differ.
     """
-    cdef Py_ssize_t bucket, unique = 0
+    cdef Py_ssize_t bucket, found = limits[0]
     if pairs.shape[0] == 0:
         return 0
     with nogil:
         for bucket in range(limits.shape[0] - 1):
             if wide:
-                unique += _sort(<wide_t*>&pairs[0] + limits[bucket],
-                                <wide_t*>&spare[0] + limits[bucket],
-                                limits[bucket + 1] - limits[bucket], shift, &counters[0])
+                found += _sort(<wide_t*>&pairs[0], <wide_t*>&spare[0], limits[bucket],
+                               limits[bucket + 1], shift, &counters[0], &unique__n[0] + found,
+                               &run_splits[0] + found, &sources__n[0])
             else:
-                unique += _sort(<narrow_t*>&pairs[0] + limits[bucket],
-                                <narrow_t*>&spare[0] + limits[bucket],
-                                limits[bucket + 1] - limits[bucket], shift, &counters[0])
-    return unique
+                found += _sort(<narrow_t*>&pairs[0], <narrow_t*>&spare[0], limits[bucket],
+                               limits[bucket + 1], shift, &counters[0], &unique__n[0] + found,
+                               &run_splits[0] + found, &sources__n[0])
+    return found - limits[0]
 
 
-cdef Py_ssize_t _sort(pair_t* pairs, pair_t* spare, Py_ssize_t n, int shift,
-                      uint32_t* counters) noexcept nogil:
-    """Sort one bucket, and return how many rows there are in it."""
-    cdef Py_ssize_t i, unique
+cdef Py_ssize_t _sort(pair_t* all_pairs, pair_t* spare, Py_ssize_t first, Py_ssize_t last, int shift,
+                      uint32_t* counters, int64_t* unique, int64_t* run_splits,
+                      int32_t* sources) noexcept nogil:
+    """Sort one bucket, and write its runs; return how many."""
+    cdef pair_t* pairs = all_pairs + first
+    cdef Py_ssize_t n = last - first
     cdef int digits = (shift + DIGIT_BITS - 1) // DIGIT_BITS, done = 0, digit, bits
+    if n == 0:
+        return 0
     if n <= FEW:
         insert(pairs, n)
     elif digits:
@@ -140,13 +147,7 @@ cdef Py_ssize_t _sort(pair_t* pairs, pair_t* spare, Py_ssize_t n, int shift,
                 done += place(pairs, n, digit * bits, bits, counters + (digit << bits), spare)
             else:
                 done += place(spare, n, digit * bits, bits, counters + (digit << bits), pairs)
-        if done % 2:
-            for i in range(n):
-                pairs[i] = spare[i]
-    unique = 1 if n else 0
-    for i in range(1, n):
-        unique += pairs[i].key != pairs[i - 1].key
-    return unique
+    return write_runs(spare if done % 2 else pairs, n, first, unique, run_splits, sources + first)
 
 
 cdef void count(const pair_t* pairs, Py_ssize_t n, int digits, int bits,
@@ -195,36 +196,20 @@ cdef int place(const pair_t* pairs, Py_ssize_t n, int shift, int bits, uint32_t*
     return 1
 
 
-def write_runs(const uint64_t[::1] pairs, Py_ssize_t first, Py_ssize_t last, Py_ssize_t found,
-               int64_t[::1] unique__u, int64_t[::1] run_splits, int32_t[::1] sources__n, bint wide):
-    """Write the sources of pairs [first, last), their distinct rows, and where each one's run starts.
-
-    Rows and starts go to `unique__u` and `run_splits` from place `found` on. No run goes on from
-    before `first`. O(n).
-    """
-    if first >= last:
-        return
-    with nogil:
-        if wide:
-            _write_runs(<const wide_t*>&pairs[0], first, last, found, &unique__u[0],
-                        &run_splits[0], &sources__n[0])
-        else:
-            _write_runs(<const narrow_t*>&pairs[0], first, last, found, &unique__u[0],
-                        &run_splits[0], &sources__n[0])
-
-
-cdef void _write_runs(const pair_t* pairs, Py_ssize_t first, Py_ssize_t last, Py_ssize_t found,
-                      int64_t* unique, int64_t* run_splits, int32_t* sources) noexcept nogil:
-    cdef Py_ssize_t i, start = first
+cdef Py_ssize_t write_runs(const pair_t* pairs, Py_ssize_t n, Py_ssize_t first, int64_t* unique,
+                           int64_t* run_splits, int32_t* sources) noexcept nogil:
+    """Write the sources of sorted pairs, their rows, and where among all pairs each one's run starts."""
+    cdef Py_ssize_t i, found = 0, start = first
     cdef bint new
-    unique[found] = <int64_t>pairs[first].key
-    run_splits[found] = first
-    sources[first] = <int32_t>pairs[first].source
-    for i in range(first + 1, last):
+    unique[0] = <int64_t>pairs[0].key
+    run_splits[0] = first
+    sources[0] = <int32_t>pairs[0].source
+    for i in range(1, n):
         # Without a branch: in a batch that repeats rows it would be foretold wrongly.
         new = pairs[i].key != pairs[i - 1].key
         found += new
-        start = i if new else start
+        start = first + i if new else start
         unique[found] = <int64_t>pairs[i].key
         run_splits[found] = start
         sources[i] = <int32_t>pairs[i].source
+    return found + 1

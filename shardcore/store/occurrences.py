@@ -124,8 +124,8 @@ def _sorted(rows: Ints, sources: NDArray[np.int32], num_rows: int) -> Occurrence
     threads.run(parts, counted)
     borders = np.empty(buckets + 1, np.int64)
     _kernel.starts_of_buckets(counts, borders)
-    words = n * (_kernel.WIDE_WORDS if wide else _kernel.NARROW_WORDS)
-    pairs, spare = pool.empty(words, _UINT64), pool.empty(words, _UINT64)
+    words = _kernel.WIDE_WORDS if wide else _kernel.NARROW_WORDS
+    pairs = pool.empty(n * words, _UINT64)
 
     def dealt(part: int) -> None:
         own = slice(limits[part], limits[part + 1])
@@ -133,27 +133,29 @@ def _sorted(rows: Ints, sources: NDArray[np.int32], num_rows: int) -> Occurrence
 
     threads.run(parts, dealt)
     ranges = threads.ranges(borders, _COST) if parts > 1 else [(0, buckets)]
+    largest = int((borders[1:] - borders[:-1]).max())
+    distinct, run_splits = pool.empty(n, _INT64), pool.empty(n + 1, _INT64)
+    ordered = pool.empty(n, _INT32)
     unique = [0] * len(ranges)
 
     def sort(number: int) -> None:
         first, last = ranges[number]
+        spare = pool.empty(largest * words, _UINT64)
         counters = np.empty(_kernel.COUNTERS, np.uint32)
-        own = borders[first : last + 1]
-        unique[number] = _kernel.sort_buckets(pairs, spare, own, shift, counters, wide)
+        own, found = borders[first : last + 1], (distinct, run_splits, ordered)
+        unique[number] = _kernel.sort_buckets(pairs, spare, own, shift, counters, wide, *found)
 
     threads.run(len(ranges), sort)
-    found = np.cumsum([0, *unique]).tolist()
-    distinct, run_splits = pool.empty(found[-1], _INT64), pool.empty(found[-1] + 1, _INT64)
-    ordered = pool.empty(n, _INT32)
-
-    def write(number: int) -> None:
-        first, last = ranges[number]
-        own = int(borders[first]), int(borders[last])
-        _kernel.write_runs(pairs, *own, found[number], distinct, run_splits, ordered, wide)
-
-    threads.run(len(ranges), write)
-    run_splits[-1] = n
-    return Occurrences(distinct, run_splits, ordered, None)
+    # Each range has written from the place of its first pair on: here they come together.
+    found = 0
+    for (first, _), runs in zip(ranges, unique, strict=True):
+        start = int(borders[first])
+        if start > found:
+            for array in (distinct, run_splits):
+                array[found : found + runs] = array[start : start + runs]
+        found += runs
+    run_splits[found] = n
+    return Occurrences(distinct[:found], run_splits[: found + 1], ordered, None)
 
 
 def every_row(occurrences: Occurrences, num_rows: int) -> Occurrences:
