@@ -299,6 +299,20 @@ cdef void _segment_reduce(const row_t* table, Py_ssize_t stride, Py_ssize_t dim,
                     out[c] = out[c] / divisor
 
 
+def sum_values(const value_t[::1] values__n, const int64_t[::1] row_splits, bint squared,
+               value_t[::1] out__b):
+    """Write the sum of each bag's values, or of their squares, in occurrence order. O(n)."""
+    cdef Py_ssize_t b, i, bags = out__b.shape[0]
+    cdef const value_t* values = &values__n[0] if values__n.shape[0] else NULL
+    cdef value_t total
+    with nogil:
+        for b in range(bags):
+            total = 0
+            for i in range(row_splits[b], row_splits[b + 1]):
+                total += values[i] * values[i] if squared else values[i]
+            out__b[b] = total
+
+
 cdef inline void sum_run(const value_t* gradients__gd, Py_ssize_t dim, const int32_t* sources__n,
                          Py_ssize_t lo, Py_ssize_t hi, Py_ssize_t last, const value_t* gains__n,
                          value_t* block, value_t* out) noexcept nogil:

@@ -230,12 +230,13 @@ def reduce_bags_at(
     threads.run(len(pieces), reduce_piece)
 
 
-def sequential_sums(values: NDArray[Any], row_splits: NDArray[np.int64]) -> NDArray[Any]:
-    """Return the sum of each bag's values, (n,), in order: the kernel over a table of dim 1."""
-    out = np.empty((row_splits.size - 1, 1), values.dtype)
-    ids = np.arange(values.size, dtype=np.int64)
-    reduce_bags(values.reshape(-1, 1), ids, row_splits, None, None, out)
-    return out[:, 0]
+def sequential_sums(
+    values: NDArray[Any], row_splits: NDArray[np.int64], squared: bool = False
+) -> NDArray[Any]:
+    """Return the sum of each bag's values, (n,), or of their squares, in order."""
+    out = np.empty(row_splits.size - 1, values.dtype)
+    _kernel.sum_values[TYPE_NAMES[values.dtype]](values, row_splits, squared, out)
+    return out
 
 
 def divisors(
@@ -280,7 +281,7 @@ def divisors(
         sums = (row_splits[1:] - row_splits[:-1]).astype(dtype)
     else:
         wide = np.ascontiguousarray(weights, dtype)
-        sums = sequential_sums(wide if combiner == "mean" else wide * wide, row_splits)
+        sums = sequential_sums(wide, row_splits, squared=combiner == "sqrtn")
     return sums if combiner == "mean" else np.sqrt(sums)
 
 
