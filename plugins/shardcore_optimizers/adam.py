@@ -214,8 +214,10 @@ class AdamW(Adam, kw_only=True):
 
     Parameters
     ----------
-    learning_rate, beta_1, beta_2, epsilon, lazy_adam, sum_inside_sqrt, bias_correction, **common
+    learning_rate, beta_1, beta_2, epsilon, lazy_adam, sum_inside_sqrt, bias_correction
         As `Adam`.
+    **common
+        Clipping, weight decay, rounding, ``preset``: see `RowSteps`.
 
     Raises
     ------
@@ -260,8 +262,10 @@ class RowwiseAdam(Moments):
 
     Parameters
     ----------
-    learning_rate, beta_1, beta_2, epsilon, lazy_adam, sum_inside_sqrt, bias_correction, **common
+    learning_rate, beta_1, beta_2, epsilon, lazy_adam, sum_inside_sqrt, bias_correction
         As `Adam`.
+    **common
+        Clipping, weight decay, rounding, ``preset``: see `RowSteps`.
 
     Raises
     ------

@@ -88,7 +88,7 @@ class Custom(RowSteps):
     hyperparameters : mapping of str to float, default {}
         Constants for ``hyper``.
     **common
-        Clipping, weight decay, rounding: see `RowSteps`. There are no presets to choose between.
+        Clipping, weight decay, rounding, ``preset``: see `RowSteps`.
 
     Raises
     ------
@@ -98,7 +98,7 @@ class Custom(RowSteps):
     Notes
     -----
     For speed on a CPU, or a name of its own in checkpoints, write a class instead: see
-    `shardcore.Optimizer`.
+    `shardcore.Optimizer`. ``preset`` changes nothing here.
 
     Examples
     --------

@@ -7,6 +7,8 @@ clamped. `RowSteps` does all but the formula; `FormulaSteps` is for formulas tha
 
 from __future__ import annotations
 
+import inspect
+import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, fields
@@ -203,6 +205,30 @@ def norm_of(xp: Any, x: Any) -> Any:
     return xp.sqrt(sum_of_squares(xp, x))
 
 
+# --- docstrings ----------------------------------------------------------------------------------
+
+
+_ENTRY: Final = re.compile(r"^(\S[^:\n]*)(?: :.*)?\n(?: +.*\n)*", re.MULTILINE)
+
+
+def with_common_parameters(text: str, common: str) -> str:
+    """Return a docstring with another one's parameters in place of its entry ``**common``.
+
+    Of these it gets those that it has not itself.
+    """
+    text = inspect.cleandoc(text)
+    own = {found[1] for found in _ENTRY.finditer(_parameters(text))}
+    entries = [found for found in _ENTRY.finditer(_parameters(common)) if found[1] not in own]
+    told = "".join(found[0] for found in entries)
+    return re.sub(r"^\*\*common\n(?: +.*\n)*", lambda _: told, text, flags=re.MULTILINE)
+
+
+def _parameters(text: str) -> str:
+    """Return the section of a docstring that tells of parameters."""
+    section = inspect.cleandoc(text).partition("\nParameters\n----------\n")[2]
+    return section.partition("\n\n")[0] + "\n"
+
+
 # --- the base ------------------------------------------------------------------------------------
 
 
@@ -271,6 +297,11 @@ class RowSteps(Optimizer, kw_only=True):
     rules: ClassVar[Mapping[str, Rule]] = {}
     defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {"tf": {}}
     decay_in_formula: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        if cls.__doc__ and RowSteps.__doc__:  # there are none under python -OO
+            cls.__doc__ = with_common_parameters(cls.__doc__, RowSteps.__doc__)
+        super().__init_subclass__(**options)
 
     def __post_init__(self, preset: Preset) -> None:
         choice(*PRESETS)(preset, "preset")

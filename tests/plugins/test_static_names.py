@@ -1,0 +1,75 @@
+"""What is known of optimizers without running anything: names and signatures, from a stub."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shardcore.plugins import registry
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "docs" / "name_optimizers.py"
+if not SCRIPT.exists():
+    pytest.skip("the sources are not beside these tests", allow_module_level=True)
+
+spec = importlib.util.spec_from_file_location("name_optimizers", SCRIPT)
+names = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(names)
+
+
+def test_the_stub_names_the_first_party_optimizers():
+    found = names.first_party()
+    for name in found:
+        assert registry.get_optimizer(name) is found[name]
+    listed = [name for name in registry.optimizers() if not is_of_another(name)]
+    assert sorted(found) == sorted(listed)
+    told = "run: python docs/name_optimizers.py"
+    assert names.STUB.read_text(encoding="utf-8") == names.stub(), told
+
+
+def is_of_another(name: str) -> bool:
+    package = registry.get_optimizer(name).__module__.partition(".")[0]
+    return package != "shardcore_optimizers"
+
+
+CODE = """\
+import shardcore as sc
+from shardcore.optimizers import SGD, UnknownOptimizerError
+
+sc.optimizers.Adam(learing_rate=0.1)
+SGD("0.1")
+sc.optimizers.AdamW(learning_rate=0.1, clipvalue=(None, 2.0), preset="fbgemm")
+sc.optimizers.OfSomebodyElse(1, 2, three=3)
+reveal_type(sc.optimizers.LAMB(0.1).clip_norm)
+"""
+FOUND = """\
+code.py:4: error: Unexpected keyword argument "learing_rate" for "Adam"; \
+did you mean "learning_rate"?  [call-arg]
+code.py:5: error: Argument 1 to "SGD" has incompatible type "str"; expected \
+"float | Callable[[], float]"  [arg-type]
+code.py:8: note: Revealed type is "float | None"
+Found 2 errors in 1 file (checked 1 source file)
+"""
+
+
+@pytest.mark.slow
+def test_mypy_sees_a_misspelt_argument(tmp_path):
+    pytest.importorskip("mypy", reason="mypy is not installed; it is in the extra lint")
+    (tmp_path / "code.py").write_text(CODE, encoding="utf-8")
+    sources = os.pathsep.join(str(ROOT / part) for part in ("", "backends", "plugins"))
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", "cache", "code.py"]
+    run = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "MYPYPATH": sources},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.stderr == ""
+    assert run.stdout == FOUND
