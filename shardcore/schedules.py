@@ -1,16 +1,16 @@
 """Learning rates that change with the step, ready to be given to an optimizer.
 
 A schedule is a function of the step: the number of batches that were applied before this one, 0 for
-the first. `Schedule.at` evaluates it; `Schedule.bind` ties it to whatever counts the steps and
-returns the callable without arguments that optimizers take as a learning rate. The engine asks it
-once per batch, in the thread that applies the gradients, however many tables and optimizers share
-it.
+the first. So is any callable of one argument, such as a schedule of optax or a lambda: each is a
+learning rate as it stands. The engine asks it once per batch with its own step, which a restored
+checkpoint sets, in the thread that applies the gradients, however many tables and optimizers share
+it. `Schedule.bind` ties a schedule to another count of steps.
 
 Examples
 --------
 >>> import numpy as np
 >>> import shardcore as sc
->>> rate = sc.schedules.Polynomial(1.0, steps=2).bind(lambda: e.step)
+>>> rate = sc.schedules.Polynomial(1.0, steps=2)
 >>> table = sc.TableConfig(4, 1, initializer=sc.initializers.Zeros(), name="t")
 >>> e = sc.ShardedEmbedding(sc.FeatureConfig(table), sc.optimizers.SGD(learning_rate=rate))
 >>> for _ in range(3):
@@ -46,7 +46,11 @@ __all__ = [
 
 
 class Schedule(ABC):
-    """A learning rate as a function of the step."""
+    """A learning rate as a function of the step: a callable of one argument."""
+
+    def __call__(self, step: int) -> float:
+        """Return the learning rate of a step, as `at` does."""
+        return self.at(step)
 
     def at(self, step: int) -> float:
         """Return the learning rate of a step.
@@ -67,14 +71,20 @@ class Schedule(ABC):
     def _at(self, step: int) -> float:
         """Return the learning rate of a checked step."""
 
+    def description(self) -> dict[str, str]:
+        """Return the schedule as JSON can hold it, for the configuration of an engine."""
+        return {"schedule": repr(self)}
+
     def bind(self, step: Callable[[], int]) -> BoundSchedule:
-        """Return the learning rate as a callable without arguments.
+        """Return the learning rate as a callable without arguments, which counts steps itself.
+
+        Not needed where the step is the engine's own: it asks a schedule with that.
 
         Parameters
         ----------
         step : callable
-            Returns the present step, as ``lambda: engine.step`` does. The engine need not exist yet
-            when it is written down.
+            Returns the present step, as ``lambda: engine.step // 10`` does. The engine need not
+            exist yet when it is written down.
 
         Raises
         ------
@@ -114,7 +124,7 @@ class BoundSchedule:
 
     def description(self) -> dict[str, str]:
         """Return the schedule as JSON can hold it, for the configuration of an engine."""
-        return {"schedule": repr(self.schedule)}
+        return self.schedule.description()
 
     def __repr__(self) -> str:
         return f"{self.schedule!r}.bind(...)"

@@ -38,7 +38,8 @@ S = schedules
 def test_values(schedule, expected):
     found = {step: schedule.at(step) for step in expected}
     assert found == pytest.approx(expected, abs=1e-12)
-    assert schedule.bind(lambda: np.int64(1))() == schedule.at(1)
+    assert schedule.bind(lambda: np.int64(1))() == schedule.at(1) == schedule(1)
+    assert schedule.description() == {"schedule": repr(schedule)}
     assert all(type(rate) is float for rate in found.values())
 
 
@@ -73,9 +74,8 @@ def test_values(schedule, expected):
          "step must be an integer >= 0, got 0.5"),
         (lambda: S.Cosine(1.0, 2).bind(3), ShardcoreTypeError,
          "step must be a callable that returns the present step, got 3"),
-        (lambda: sc.optimizers.SGD(S.Cosine(1.0, 2)), ShardcoreTypeError,
-         "learning_rate must be a number >= 0, finite as float32, or a zero-argument callable, "
-         "got Cosine(initial=1.0, steps=2, final=0.0)"),
+        (lambda: S.Cosine(1.0, 2)(-1), ShardcoreValueError,
+         "step must be an integer >= 0, got -1"),
     ],
 )  # fmt: skip
 def test_errors(make, error, message):
@@ -103,9 +103,27 @@ def step(e):
     e.apply_gradients({"a": np.ones((1, 1)), "b": np.ones((1, 1))})
 
 
+FOUR = S.Polynomial(4.0, steps=4)
+
+
+class Of:
+    """A callable object and a method, both of the step, as others' schedules are."""
+
+    def __call__(self, step):
+        return np.array(max(4 - step, 0))
+
+    def at(self, step, /):
+        return FOUR.at(step)
+
+
 @pytest.mark.parametrize("pipeline", [False, True])
-def test_a_schedule_follows_the_steps_of_its_engine(pipeline):
-    rate = S.Polynomial(4.0, steps=4).bind(lambda: e.step)
+@pytest.mark.parametrize(
+    "rate",
+    [FOUR, lambda step: max(4 - step, 0), Of(), Of().at, FOUR.at, None],
+    ids=["ours", "lambda", "object", "method", "at", "bound"],
+)
+def test_a_schedule_follows_the_steps_of_its_engine(rate, pipeline):
+    rate = FOUR.bind(lambda: e.step) if rate is None else rate
     table = TableConfig(2, 1, initializer=sc.initializers.Zeros(), name="t")
     e = sc.ShardedEmbedding(FeatureConfig(table), sc.optimizers.SGD(rate), pipeline=pipeline)
     seen = []
@@ -168,7 +186,59 @@ def test_a_hyper_of_ones_own_is_asked():
             return rows - hyper[0], {}
 
     own, usual = Own(), sc.optimizers.SGD(0.5)
-    assert hyper_parameters([own, usual, own]) == {own: (7.0,), usual: usual.hyper()}
+    assert hyper_parameters([own, usual, own], 3) == {own: (7.0,), usual: usual.hyper()}
+
+    class OfTheStep(Own):
+        def hyper(self, step=None):
+            return (2.0 * step,)
+
+    assert hyper_parameters([OfTheStep()], 3) == {OfTheStep(): (6.0,)}
+
+
+@pytest.mark.parametrize("backend", ["cpu", "sim"])
+def test_a_schedule_goes_on_where_a_checkpoint_was_saved(backend, tmp_path):
+    asked = []
+
+    def rate(step):
+        asked.append(step)
+        return 2.0**-step
+
+    def engine():
+        table = TableConfig(2, 1, initializer=sc.initializers.Zeros(), name="t")
+        config = {"a": FeatureConfig(table), "b": FeatureConfig(table)}
+        return sc.ShardedEmbedding(config, sc.optimizers.SGD(rate), backend=backend)
+
+    first, second = engine(), engine()
+    for _ in range(3):
+        step(first)
+    assert asked == [0, 1, 2]
+    sc.Checkpoint(model=first).save(tmp_path, step=3)
+    sc.Checkpoint(model=second).restore(tmp_path)
+    step(second)
+    step(first)
+    assert asked == [0, 1, 2, 3, 3]
+    np.testing.assert_array_equal(second.tables["t"][1], [-2 * (1 + 0.5 + 0.25 + 0.125)])
+    np.testing.assert_array_equal(second.tables["t"], first.tables["t"])
+
+
+def test_a_batch_that_is_dropped_or_refused_counts_no_step_of_a_schedule():
+    asked = []
+
+    def rate(step):
+        asked.append(step)
+        return 1.0 if asked != [0, 1] else -1.0
+
+    e = two_tables(sc.optimizers.SGD(rate), sc.optimizers.Adagrad(rate))
+    step(e)
+    batch = {"a": [[1]], "b": [[1]]}
+    e.lookup(batch).drop()
+    handle, ones = e.lookup(batch), {"a": np.ones((1, 1)), "b": np.ones((1, 1))}
+    message = "learning_rate(1) must return a number >= 0, finite as float32, got -1.0"
+    with pytest.raises(ShardcoreValueError, match=f"^{re.escape(message)}$"):
+        handle.apply_gradients(ones)
+    handle.apply_gradients(ones)
+    step(e)
+    assert asked == [0, 1, 1, 2]
 
 
 @pytest.mark.parametrize("pipeline", [False, True])

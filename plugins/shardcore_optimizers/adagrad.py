@@ -41,7 +41,7 @@ class Adagrad(FormulaSteps):
     Parameters
     ----------
     learning_rate : float or callable
-        η >= 0, or a callable without arguments, asked once per batch. Presets: tf 0.001, fbgemm
+        η >= 0, or a callable f(step) or f(), asked once per batch. Presets: tf 0.001, fbgemm
         0.01, tpu 0.001.
     initial_accumulator_value : float
         First value of the slot ``accumulators``, one per weight; > 0, or >= 0 with an epsilon.
@@ -131,7 +131,7 @@ class RowwiseAdagrad(FormulaSteps):
     Parameters
     ----------
     learning_rate : float or callable
-        η >= 0, or a callable without arguments, asked once per batch. Presets: tf 0.001, fbgemm
+        η >= 0, or a callable f(step) or f(), asked once per batch. Presets: tf 0.001, fbgemm
         0.01, tpu 0.001.
     initial_accumulator_value : float
         First value of the slot ``accumulators``, one per row; > 0, or >= 0 with an epsilon.
@@ -229,7 +229,7 @@ class AdagradMomentum(FormulaSteps):
     Parameters
     ----------
     learning_rate : float or callable
-        η >= 0, or a callable without arguments, asked once per batch. Presets: 0.001, fbgemm 0.01.
+        η >= 0, or a callable f(step) or f(), asked once per batch. Presets: 0.001, fbgemm 0.01.
     momentum : float
         In [0, 1). Presets: tf 0, fbgemm 0.9, tpu 0.9.
     use_nesterov : bool, default False

@@ -29,7 +29,7 @@ class Moments(FormulaSteps):
     Parameters
     ----------
     learning_rate : float or callable
-        η >= 0, or a callable without arguments, asked once per batch.
+        η >= 0, or a callable f(step) or f(), asked once per batch.
     beta_1, beta_2 : float, default 0.9, 0.999
         In [0, 1).
     epsilon : float
@@ -140,7 +140,7 @@ class Adam(Moments):
     Parameters
     ----------
     learning_rate : float or callable
-        η >= 0, or a callable without arguments, asked once per batch. Presets: tf 0.001, fbgemm
+        η >= 0, or a callable f(step) or f(), asked once per batch. Presets: tf 0.001, fbgemm
         0.01, tpu 0.001.
     beta_1, beta_2 : float, default 0.9, 0.999
         In [0, 1).

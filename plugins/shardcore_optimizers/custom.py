@@ -78,7 +78,7 @@ class Custom(RowSteps):
     computation : callable
         Compared by identity; two optimizers are equal if it is the same object.
     learning_rate : float or callable, default 0.01
-        A number >= 0, or a callable without arguments, asked once per batch.
+        A number >= 0, or a callable f(step) or f(), asked once per batch.
     slot_specs : sequence of SlotSpec, default ()
         The state kept beside the rows, and what it starts from.
     initialization : callable, optional

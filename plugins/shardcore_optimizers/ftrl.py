@@ -35,7 +35,7 @@ class FTRL(FormulaSteps):
     Parameters
     ----------
     learning_rate : float or callable
-        η >= 0, or a callable without arguments, asked once per batch. Presets: tf 0.001, fbgemm
+        η >= 0, or a callable f(step) or f(), asked once per batch. Presets: tf 0.001, fbgemm
         0.01, tpu 0.01.
     learning_rate_power : float, default -0.5
         <= 0. Other values than -0.5 are powers of the C library in the compiled form and of the

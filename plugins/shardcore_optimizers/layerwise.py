@@ -38,7 +38,7 @@ class LAMB(Moments, kw_only=True):
     Parameters
     ----------
     learning_rate : float or callable
-        η >= 0, or a callable without arguments, asked once per batch. Presets: 0.001, fbgemm 0.01.
+        η >= 0, or a callable f(step) or f(), asked once per batch. Presets: 0.001, fbgemm 0.01.
     beta_1, beta_2, epsilon, lazy_adam, sum_inside_sqrt, bias_correction
         As `Adam`; in every preset ``bias_correction="global"``, ``sum_inside_sqrt=False`` and
         ε = 1e-6, fbgemm 1e-8.
@@ -118,7 +118,7 @@ class LARS(FormulaSteps):
     Parameters
     ----------
     learning_rate : float or callable
-        η >= 0, or a callable without arguments, asked once per batch. Presets: 0.01.
+        η >= 0, or a callable f(step) or f(), asked once per batch. Presets: 0.01.
     momentum : float, default 0.9
         In [0, 1).
     trust_coefficient : float, default 0.001

@@ -32,7 +32,7 @@ class RMSProp(FormulaSteps):
     Parameters
     ----------
     learning_rate : float or callable
-        η >= 0, or a callable without arguments, asked once per batch. Presets: 0.001, fbgemm 0.01.
+        η >= 0, or a callable f(step) or f(), asked once per batch. Presets: 0.001, fbgemm 0.01.
     rho : float, default 0.9
         In [0, 1).
     momentum : float, default 0

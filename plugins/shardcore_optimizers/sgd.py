@@ -25,7 +25,7 @@ class SGD(FormulaSteps):
     Parameters
     ----------
     learning_rate : float or callable
-        η >= 0, or a callable without arguments, asked once per batch. Presets: tf 0.01, fbgemm
+        η >= 0, or a callable f(step) or f(), asked once per batch. Presets: tf 0.01, fbgemm
         0.01, tpu 0.001.
     momentum : float, default 0
         In [0, 1).

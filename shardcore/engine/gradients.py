@@ -20,7 +20,7 @@ from shardcore.engine.in_flight import Batch
 from shardcore.engine.tables import PlannedTable
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
 from shardcore.features.prepare import PlannedFeature
-from shardcore.optimizer.base import Optimizer
+from shardcore.optimizer.base import Optimizer, hyper_at
 from shardcore.optimizer.hyperparameters import LearningRate, evaluate_learning_rate
 from shardcore.validation.arrays import as_floats, read_array
 from shardcore.validation.integers import place_in
@@ -205,7 +205,7 @@ def table_updates(
             moving.append((at, table, taking, optimizer))
     # By identity first: to hash an optimizer takes all of its parameters, for every table.
     optimizers = {id(optimizer): optimizer for *_, optimizer in moving}
-    values = hyper_parameters(optimizers.values())
+    values = hyper_parameters(optimizers.values(), step - 1)
     hyper = {key: values[optimizer] for key, optimizer in optimizers.items()}
     updates = []
     for at, table, taking, optimizer in moving:
@@ -395,7 +395,9 @@ def _check_shape(given: tuple[int, ...], shape: tuple[int, ...], path: str) -> N
         )
 
 
-def hyper_parameters(optimizers: Iterable[Optimizer]) -> dict[Optimizer, tuple[float, ...]]:
+def hyper_parameters(
+    optimizers: Iterable[Optimizer], step: int
+) -> dict[Optimizer, tuple[float, ...]]:
     """Return what `Optimizer.hyper` returns for each, with each callable called once for all.
 
     Tables whose rates follow one schedule thus follow it together, whatever the callable counts.
@@ -404,6 +406,8 @@ def hyper_parameters(optimizers: Iterable[Optimizer]) -> dict[Optimizer, tuple[f
     ----------
     optimizers : iterable of Optimizer
         Callables are asked in their order. An optimizer with a `hyper` of its own is asked by it.
+    step : int
+        How many batches were applied before: what a callable gets that takes it.
 
     Returns
     -------
@@ -421,7 +425,7 @@ def hyper_parameters(optimizers: Iterable[Optimizer]) -> dict[Optimizer, tuple[f
     >>> rates = iter([0.5, 0.25])
     >>> rate = lambda: next(rates)
     >>> pair = [sc.optimizers.SGD(rate), sc.optimizers.Adagrad(rate)]
-    >>> [hyper[0] for hyper in hyper_parameters(pair).values()]
+    >>> [hyper[0] for hyper in hyper_parameters(pair, 0).values()]
     [0.5, 0.5]
     """
     rates: dict[object, float] = {}
@@ -431,23 +435,24 @@ def hyper_parameters(optimizers: Iterable[Optimizer]) -> dict[Optimizer, tuple[f
             continue
         if type(optimizer).hyper is Optimizer.hyper:
             found[optimizer] = tuple(
-                _evaluated(getattr(optimizer, name), name, rates) for name in optimizer.hyper_names
+                _evaluated(getattr(optimizer, name), name, step, rates)
+                for name in optimizer.hyper_names
             )
         else:
-            found[optimizer] = optimizer.hyper()
+            found[optimizer] = hyper_at(optimizer, step)
     return found
 
 
-def _evaluated(value: LearningRate, argument: str, rates: dict[object, float]) -> float:
+def _evaluated(value: LearningRate, argument: str, step: int, rates: dict[object, float]) -> float:
     if not callable(value):
         return evaluate_learning_rate(value, argument)
     key = _identity(value)
     if key not in rates:
-        rates[key] = evaluate_learning_rate(value, argument)
+        rates[key] = evaluate_learning_rate(value, argument, step)
     return rates[key]
 
 
-def _identity(function: Callable[[], float]) -> object:
+def _identity(function: Callable[..., object]) -> object:
     """Return what two references to one callable have in common; a method is made at each access.
 
     Callables that are equal without being the same may count apart, so equality does not decide.

@@ -125,12 +125,13 @@ import numpy as np
 from shardcore.optimizer.compiled import UpdateFunction
 from shardcore.optimizer.declaration import OptimizerMeta, check_parameter_names
 from shardcore.optimizer.hyperparameters import (
+    accepts,
     callable_name,
     evaluate_learning_rate,
 )
 from shardcore.optimizer.slots import SlotSpec, comparable, described_value, shown
 
-__all__ = ["Optimizer"]
+__all__ = ["Optimizer", "hyper_at"]
 
 
 def _is_same(value: object, usual: object) -> bool:
@@ -245,8 +246,14 @@ class Optimizer(metaclass=OptimizerMeta):
         ordered = sorted(fields, key=lambda field: bool(field.kw_only))
         return {field.name: getattr(self, field.name) for field in ordered}
 
-    def hyper(self) -> tuple[float, ...]:
+    def hyper(self, step: int | None = None) -> tuple[float, ...]:
         """Return the present values of `hyper_names`; a callable learning rate is called, once.
+
+        Parameters
+        ----------
+        step : int, optional
+            How many batches were applied before. Needed where the learning rate is a callable that
+            takes it. A class that overrides this method may do without the parameter.
 
         Returns
         -------
@@ -256,9 +263,12 @@ class Optimizer(metaclass=OptimizerMeta):
         Raises
         ------
         ShardcoreError
-            If the learning rate's callable returns no finite number >= 0.
+            If the learning rate's callable returns no finite number >= 0, or takes a step and there
+            is none.
         """
-        return tuple(evaluate_learning_rate(getattr(self, name), name) for name in self.hyper_names)
+        return tuple(
+            evaluate_learning_rate(getattr(self, name), name, step) for name in self.hyper_names
+        )
 
     @property
     def init_reads_rows(self) -> bool:
@@ -409,3 +419,8 @@ class Optimizer(metaclass=OptimizerMeta):
             if name not in usual or not _is_same(value, usual[name])
         )
         return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def hyper_at(optimizer: Optimizer, step: int) -> tuple[float, ...]:
+    """Return what `Optimizer.hyper` returns for a step; a class may have one that takes none."""
+    return optimizer.hyper(step) if accepts(optimizer.hyper, step) else optimizer.hyper()

@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Callable
 from numbers import Real
-from typing import Final, TypeAlias
+from typing import Any, Final, SupportsFloat, TypeAlias
 
 import numpy as np
 
@@ -14,15 +14,17 @@ from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
 
 __all__ = [
     "LearningRate",
+    "accepts",
     "callable_name",
     "check_hyper_parameter",
     "check_learning_rate",
     "evaluate_learning_rate",
     "is_number",
+    "takes_step",
 ]
 
-LearningRate: TypeAlias = float | Callable[[], float]
-"""A number >= 0, or a callable without arguments that is asked for one at every batch."""
+LearningRate: TypeAlias = float | Callable[[], SupportsFloat] | Callable[[int], SupportsFloat]
+"""A number >= 0, or a callable that is asked for one at every batch: of nothing, or of the step."""
 
 _FLOAT32_MAX: Final = float(np.finfo(np.float32).max)
 
@@ -110,13 +112,15 @@ def check_hyper_parameter(
 
 
 def check_learning_rate(value: object, argument: str = "learning_rate") -> LearningRate:
-    """Return a learning rate: a float >= 0, or the zero-argument callable that was given.
+    """Return a learning rate: a float >= 0, or the callable that was given.
 
     Parameters
     ----------
     value : number or callable
-        A number must be >= 0 and finite as float32. A callable is not called here; it is called by
-        `evaluate_learning_rate`, once per batch, in the thread that applies the gradients.
+        A number must be >= 0 and finite as float32. A callable takes nothing, or one argument: the
+        step, which is the number of batches that were applied before, 0 for the first. It is not
+        called here; it is called by `evaluate_learning_rate`, once per batch, in the thread that
+        applies the gradients.
     argument : str
         The name of the user's argument.
 
@@ -127,7 +131,7 @@ def check_learning_rate(value: object, argument: str = "learning_rate") -> Learn
     Raises
     ------
     ShardcoreTypeError
-        If it is neither a number nor callable without arguments.
+        If it is neither a number nor callable in one of the two ways, or is callable in both.
     ShardcoreValueError
         If it is negative or not finite as float32.
 
@@ -138,27 +142,96 @@ def check_learning_rate(value: object, argument: str = "learning_rate") -> Learn
     >>> check_learning_rate(-1)
     Traceback (most recent call last):
     shardcore.errors.ShardcoreValueError: learning_rate must be a number >= 0, finite as float32, \
-or a zero-argument callable, got -1
+or a callable that takes nothing or the step, got -1
     """
-    rule = f"{argument} must be a number >= 0, finite as float32, or a zero-argument callable"
     if not callable(value) or is_number(value):
-        return _check_number(value, rule, at_least=0)
-    try:
-        inspect.signature(value).bind()
-    except TypeError as error:
-        raise ShardcoreTypeError(f"{rule}, got {callable_name(value)}: {error}") from error
-    except ValueError:  # some built-in callables have no signature; calling them shows
-        pass
+        return _check_number(value, _rule(argument), at_least=0)
+    takes_step(value, argument)
     return value
 
 
-def evaluate_learning_rate(value: LearningRate, argument: str = "learning_rate") -> float:
-    """Return the learning rate of the present batch: the number, or what the callable returns now.
+def takes_step(function: Callable[..., object], argument: str = "learning_rate") -> bool:
+    """Return whether a callable learning rate takes the step, by its signature.
+
+    Parameters
+    ----------
+    function : callable
+        Without a signature, as some built-in ones are, it is taken to need nothing.
+    argument : str
+        The name of the user's argument.
 
     Raises
     ------
     ShardcoreTypeError
-        If the callable returns no real number.
+        If it can be called neither without arguments nor with one, or in both ways: which was meant
+        cannot be known.
+
+    Examples
+    --------
+    >>> takes_step(lambda step: 1 / (1 + step)), takes_step(lambda: 0.1)
+    (True, False)
+    """
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # calling it shows
+        return False
+    of_nothing, of_step = _refusal(signature), _refusal(signature, 0)
+    if of_nothing is not None and of_step is not None:
+        raise ShardcoreTypeError(
+            f"{_rule(argument)}, got {callable_name(function)}: {of_step}"
+        ) from of_step
+    if of_nothing is None and of_step is None:
+        raise ShardcoreTypeError(
+            f"{_rule(argument)}, got {callable_name(function)}{signature}, which takes either: "
+            "write lambda: f() or lambda step: f(step) to say which is meant"
+        )
+    return of_step is None
+
+
+def accepts(function: Callable[..., object], *arguments: object) -> bool:
+    """Return whether a callable can be called with these arguments, by its signature.
+
+    Examples
+    --------
+    >>> accepts(lambda step=0: step, 1), accepts(lambda: 0, 1)
+    (True, False)
+    """
+    return _refusal(inspect.signature(function), *arguments) is None
+
+
+def _refusal(signature: inspect.Signature, *arguments: object) -> TypeError | None:
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        return error
+    return None
+
+
+def _rule(argument: str) -> str:
+    return (
+        f"{argument} must be a number >= 0, finite as float32, "
+        "or a callable that takes nothing or the step"
+    )
+
+
+def evaluate_learning_rate(
+    value: LearningRate, argument: str = "learning_rate", step: int | None = None
+) -> float:
+    """Return the learning rate of the present batch: the number, or what the callable returns now.
+
+    Parameters
+    ----------
+    value : number or callable
+        As `check_learning_rate` accepts it.
+    argument : str
+        The name of the user's argument.
+    step : int, optional
+        How many batches were applied before; needed by a callable that takes it.
+
+    Raises
+    ------
+    ShardcoreTypeError
+        If the callable returns no real number, or takes a step and there is none.
     ShardcoreValueError
         If it returns a negative number or one that is not finite as float32.
 
@@ -172,11 +245,21 @@ def evaluate_learning_rate(value: LearningRate, argument: str = "learning_rate")
     Traceback (most recent call last):
     shardcore.errors.ShardcoreValueError: learning_rate() must return a number >= 0, finite as \
 float32, got -0.5
+    >>> evaluate_learning_rate(lambda step: 0.5**step, step=2)
+    0.25
     """
     if not callable(value):
         return float(value)
-    rule = f"{argument}() must return a number >= 0, finite as float32"
-    return _check_number(value(), rule, at_least=0)
+    ask: Callable[..., Any] = value
+    if not takes_step(ask, argument):
+        rule = f"{argument}() must return a number >= 0, finite as float32"
+        return _check_number(ask(), rule, at_least=0)
+    if step is None:
+        raise ShardcoreTypeError(
+            f"{argument} takes the step, which is not known here: give it, as in hyper(step=0)"
+        )
+    rule = f"{argument}({step}) must return a number >= 0, finite as float32"
+    return _check_number(ask(step), rule, at_least=0)
 
 
 def callable_name(function: Callable[..., object]) -> str:

@@ -8,7 +8,7 @@ import json
 import math
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,7 +20,7 @@ from shardcore.backend.messages import TableBatch, TableUpdate
 from shardcore.dtypes import TABLE_DTYPES, as_dtype, working_dtype
 from shardcore.errors import ShardcoreError, UnavailableError
 from shardcore.initializers.distributions import Normal
-from shardcore.optimizer.base import Optimizer
+from shardcore.optimizer.base import Optimizer, hyper_at
 from shardcore.optimizer.compiled import UpdateFunction
 from shardcore.optimizer.slots import SlotSpec
 from shardcore.store.occurrences import every_row
@@ -157,7 +157,10 @@ class OptimizerConformance:
     # --- learning rates --------------------------------------------------------------------------
 
     def test_learning_rate_is_a_number_or_a_callable(self, optimizer: Optimizer) -> None:
-        """A callable is asked once per batch; what it returns must be a number >= 0."""
+        """A callable is asked once per batch; what it returns must be a number >= 0.
+
+        It takes nothing, or the step: how many batches were applied before.
+        """
         if "learning_rate" not in optimizer.parameters():
             pytest.skip("the optimizer has no learning rate")
         at = optimizer.hyper_names.index("learning_rate")
@@ -168,12 +171,17 @@ class OptimizerConformance:
         assert "0x" not in repr(scheduled)
         assert json.loads(json.dumps(scheduled.config())) == scheduled.config()
         for wrong in (-1.0, math.nan, "fast", None):
-            scheduled = _replaced(optimizer, "learning_rate", lambda wrong=wrong: wrong)
+            scheduled = _replaced(optimizer, "learning_rate", _always(wrong))
             text = "learning_rate() must return a number >= 0, finite as float32, got "
             with pytest.raises(ShardcoreError, match=re.escape(text + repr(wrong))):
                 scheduled.hyper()
-        text = "learning_rate must be a number >= 0, finite as float32, or a zero-argument callable"
-        for refused in (-1.0, lambda step: 0.1):
+        scheduled = _replaced(optimizer, "learning_rate", lambda step: rates[step])
+        assert [hyper_at(scheduled, step)[at] for step in (2, 0, 1)] == [0.125, 0.5, 0.25]
+        text = (
+            "learning_rate must be a number >= 0, finite as float32, "
+            "or a callable that takes nothing or the step"
+        )
+        for refused in (-1.0, lambda step, epoch: 0.1, lambda step=0: 0.1):
             with pytest.raises(ShardcoreError, match=re.escape(text)):
                 _replaced(optimizer, "learning_rate", refused)
 
@@ -530,6 +538,10 @@ def _numbers(optimizer: Optimizer) -> dict[str, float]:
         for name, value in optimizer.parameters().items()
         if isinstance(value, int | float) and not isinstance(value, bool)
     }
+
+
+def _always(value: object) -> Callable[[], object]:
+    return lambda: value
 
 
 def _replaced(optimizer: Optimizer, name: str, value: object) -> Optimizer:

@@ -78,8 +78,8 @@ def test_learning_rate_numbers_become_floats(value):
 @pytest.mark.parametrize("value", [-1, -1e-30, np.inf, -np.inf, np.nan, 1e39, 10**400])
 def test_learning_rate_out_of_range(value):
     text = (
-        "learning_rate must be a number >= 0, finite as float32, or a zero-argument callable, "
-        f"got {value!r}"
+        "learning_rate must be a number >= 0, finite as float32, "
+        f"or a callable that takes nothing or the step, got {value!r}"
     )
     with pytest.raises(ShardcoreValueError, match=re.escape(text)):
         check_learning_rate(value)
@@ -91,8 +91,8 @@ def test_learning_rate_out_of_range(value):
 @pytest.mark.parametrize("value", ["0.1", None, True, np.True_, 1j, [0.1], np.array([0.1])])
 def test_learning_rate_of_another_type(value):
     text = (
-        "learning_rate must be a number >= 0, finite as float32, or a zero-argument callable, "
-        f"got {value!r}"
+        "learning_rate must be a number >= 0, finite as float32, "
+        f"or a callable that takes nothing or the step, got {value!r}"
     )
     with pytest.raises(ShardcoreTypeError, match=re.escape(text)):
         check_learning_rate(value)
@@ -101,25 +101,84 @@ def test_learning_rate_of_another_type(value):
         evaluate_learning_rate(lambda: value)
 
 
+RULE = (
+    "learning_rate must be a number >= 0, finite as float32, "
+    "or a callable that takes nothing or the step, got "
+)
+
+
 def test_learning_rate_callable_that_needs_arguments():
-    def decay(step):
-        return 1 / step
+    def decay(step, rate):
+        return rate / step
 
     text = (
-        "learning_rate must be a number >= 0, finite as float32, or a zero-argument callable, "
-        f"got {__name__}.test_learning_rate_callable_that_needs_arguments.<locals>.decay: "
-        "missing a required argument: 'step'"
+        f"{RULE}{__name__}.test_learning_rate_callable_that_needs_arguments.<locals>.decay: "
+        "missing a required argument: 'rate'"
     )
-    with pytest.raises(ShardcoreTypeError, match=re.escape(text)):
+    with pytest.raises(ShardcoreTypeError, match=f"^{re.escape(text)}$"):
         check_learning_rate(decay)
-    bound = functools.partial(decay, 4)
+    bound = functools.partial(decay, 4, 1)
     assert check_learning_rate(bound) is bound
     assert evaluate_learning_rate(bound) == 0.25
+    of_the_step = functools.partial(decay, rate=1)
+    assert check_learning_rate(of_the_step) is of_the_step
+    assert evaluate_learning_rate(of_the_step, step=2) == 0.5
+    text = f"{RULE}functools.partial: too many positional arguments"
+    with pytest.raises(ShardcoreTypeError, match=f"^{re.escape(text)}$"):
+        check_learning_rate(functools.partial(decay, step=4))
+
+
+def by_default(step=0):
+    return 1 / (1 + step)
+
+
+def of_any(*steps):
+    return 1.0
+
+
+@pytest.mark.parametrize(
+    ("either", "shown"),
+    [
+        (by_default, f"{__name__}.by_default(step=0)"),
+        (of_any, f"{__name__}.of_any(*steps)"),
+        (float, "builtins.float(x=0, /)"),
+    ],
+    ids=["default", "any", "float"],
+)
+def test_learning_rate_callable_that_can_be_called_both_ways_is_refused(either, shown):
+    text = (
+        f"{RULE}{shown}, which takes either: "
+        "write lambda: f() or lambda step: f(step) to say which is meant"
+    )
+    with pytest.raises(ShardcoreTypeError, match=f"^{re.escape(text)}$"):
+        check_learning_rate(either)
+    with pytest.raises(ShardcoreTypeError, match=f"^{re.escape(text)}$"):
+        Decay(either).hyper(0)
 
 
 def test_learning_rate_callable_without_a_signature_is_accepted():
-    assert check_learning_rate(float) is float
-    assert evaluate_learning_rate(float) == 0.0
+    assert check_learning_rate(int) is int
+    assert evaluate_learning_rate(int) == 0.0
+
+
+def test_learning_rate_callable_of_the_step_gets_it():
+    asked = []
+
+    def rate(step):
+        asked.append(step)
+        return np.float32(0.5**step)
+
+    optimizer = Decay(check_learning_rate(rate))
+    assert asked == []
+    assert [optimizer.hyper(step) for step in (0, 3)] == [(1.0, 1.0), (0.125, 1.0)]
+    assert asked == [0, 3]
+    assert optimizer.description()["learning_rate"] == "dynamic"
+    text = "learning_rate takes the step, which is not known here: give it, as in hyper(step=0)"
+    with pytest.raises(ShardcoreTypeError, match=f"^{re.escape(text)}$"):
+        optimizer.hyper()
+    text = "learning_rate(7) must return a number >= 0, finite as float32, got -7"
+    with pytest.raises(ShardcoreValueError, match=f"^{re.escape(text)}$"):
+        Decay(lambda step: -step).hyper(7)
 
 
 def test_learning_rate_callable_is_called_once_per_hyper_and_never_before():

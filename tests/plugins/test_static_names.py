@@ -43,6 +43,7 @@ from shardcore.optimizers import SGD, UnknownOptimizerError
 
 sc.optimizers.Adam(learing_rate=0.1)
 SGD("0.1")
+SGD(lambda: 0.1), SGD(lambda step: 0.5**step), SGD(sc.schedules.Cosine(0.1, steps=9))
 sc.optimizers.AdamW(learning_rate=0.1, clipvalue=(None, 2.0), preset="fbgemm")
 sc.optimizers.OfSomebodyElse(1, 2, three=3)
 reveal_type(sc.optimizers.LAMB(0.1).clip_norm)
@@ -51,8 +52,8 @@ FOUND = """\
 code.py:4: error: Unexpected keyword argument "learing_rate" for "Adam"; \
 did you mean "learning_rate"?  [call-arg]
 code.py:5: error: Argument 1 to "SGD" has incompatible type "str"; expected \
-"float | Callable[[], float]"  [arg-type]
-code.py:8: note: Revealed type is "float | None"
+"float | Callable[[], SupportsFloat] | Callable[[int], SupportsFloat]"  [arg-type]
+code.py:9: note: Revealed type is "float | None"
 Found 2 errors in 1 file (checked 1 source file)
 """
 

@@ -678,7 +678,8 @@ def test_slot_dtype():
 
 
 LEARNING_RATE = (
-    "learning_rate must be a number >= 0, finite as float32, or a zero-argument callable"
+    "learning_rate must be a number >= 0, finite as float32, "
+    "or a callable that takes nothing or the step"
 )
 
 

@@ -112,6 +112,13 @@ class TestAsksForTheRateTwice(Suite):
             return super().hyper()
 
 
+class TestAsksForTheRateOfTheFirstStep(Suite):
+    @frozen
+    class Faulty(Momentum):
+        def hyper(self, step=None):
+            return super().hyper(0)
+
+
 class TestHasASlotTwice(Suite):
     @frozen
     class Faulty(Momentum):
@@ -368,6 +375,10 @@ FAULTS = {
     "TestAsksForTheRateTwice": (
         "test_learning_rate_is_a_number_or_a_callable",
         "generator raised StopIteration",
+    ),
+    "TestAsksForTheRateOfTheFirstStep": (
+        "test_learning_rate_is_a_number_or_a_callable",
+        "assert [0.5, 0.5, 0.5] == [0.125, 0.5, 0.25]",
     ),
     "TestHasASlotTwice": (
         "test_slots_are_declared",
