@@ -11,7 +11,7 @@ MUTANTS_ARGS ?=
 
 # What test-peers compares with, at the versions that were compared; the last two without what they
 # ask for, which is more than the tests need. Some has no packages for the newest Python.
-PEERS ?= torch==2.13.0 tensorflow-cpu==2.21.0 jax==0.10.2 flax==0.12.8
+PEERS ?= torch==2.13.0 tensorflow-cpu==2.21.0 jax==0.10.2 flax==0.12.8 polars==2.1.0 pandas==3.1.1
 BARE_PEERS ?= fbgemm-gpu-cpu==1.8.0 jax_tpu_embedding==0.1.0
 
 .PHONY: demo check test test-pjrt test-peers test-clone test-long compile-tpu mutants lint bench clean
@@ -84,10 +84,11 @@ test-pjrt: .venv-pjrt/ready  ## the backend pjrt: on eight CPU devices, and comp
 	JAX_PLATFORMS=cpu PYTHONPATH=tests/peers \
 		.venv-pjrt/bin/python -P -m pytest -p no_skips tests/shardcore_optimizers/test_optimizers_in_jax.py
 
-test-peers: .venv-peers/ready  ## against torch, FBGEMM, TensorFlow and SparseCore; a missing one fails
+test-peers: .venv-peers/ready  ## against torch, FBGEMM, TensorFlow, SparseCore, polars and pandas; a missing one fails
 	JAX_PLATFORMS=cpu PYTHONPATH=tests/peers .venv-peers/bin/python -P -m pytest -p no_skips \
 		tests/shardcore_optimizers/test_optimizers_against_peers.py \
-		tests/shardcore_optimizers/test_optimizers_against_sparsecore.py bench/bench_peers.py
+		tests/shardcore_optimizers/test_optimizers_against_sparsecore.py bench/bench_peers.py \
+		tests/features/test_frames.py
 
 # Seconds of interrupts per mode, backend and pair; every bytecode, 250 forks per mode and backend.
 SECONDS ?= 60

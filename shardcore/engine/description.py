@@ -63,6 +63,7 @@ def described_feature(path: str, feature: FeatureConfig, table: str) -> dict[str
         "max_sequence_length": feature.max_sequence_length,
         "output_shape": None if shape is None else list(shape),
         "invalid_ids": feature.invalid_ids,
+        "nulls": feature.nulls,
     }
 
 

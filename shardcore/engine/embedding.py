@@ -168,7 +168,9 @@ class ShardedEmbedding(TableOwner):
         Parameters
         ----------
         features : the structure of the configuration
-            Leaves in any form that `shardcore.ids.formats` names.
+            Leaves in any form that `shardcore.ids.formats` names. A dict of features may also come
+            as a data frame: of polars, pandas or pyarrow, or any with ``__arrow_c_stream__``. Its
+            columns are features by name; those that no feature names are ignored.
         weights : the same structure, optional
             Leaves None, a `Ragged` or `Sparse` of numbers, or an array.
 

@@ -10,6 +10,7 @@ from shardcore.engine.in_flight import Batch
 from shardcore.engine.tables import PlannedTable
 from shardcore.errors import ShardcoreValueError
 from shardcore.features.config import FeatureConfig
+from shardcore.features.frames import columns_of, is_frame
 from shardcore.features.prepare import (
     PlannedFeature,
     PreparedFeature,
@@ -103,6 +104,8 @@ class Inputs:
         return Batch(prepared, tables)
 
     def _prepared(self, features: Any, weights: Any, keep: bool) -> list[PreparedFeature]:
+        if self._keys is not None and type(features) is not dict and is_frame(features):
+            features = columns_of(features, self._keys, "features")
         leaves = self.leaves(features, "features")
         weight_leaves = self.optional_leaves(weights, "weights")
         prepared = []

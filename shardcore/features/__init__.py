@@ -4,6 +4,7 @@
 
     config      `TableConfig`, `FeatureConfig`, and the names of tables
     structure   nested structures of features, flattened and rebuilt
+    frames      data frames in place of a dict of features
     prepare     one feature's input as checked bags
 """
 

@@ -14,6 +14,7 @@ from shardcore.backend.capabilities import EXCHANGES, LAYOUTS, PLACEMENTS
 from shardcore.backend.quantization import QuantizationConfig
 from shardcore.dtypes import table_dtype, working_dtype
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError, shown
+from shardcore.ids.arrow import Nulls
 from shardcore.optimizer.base import Optimizer
 from shardcore.validation.arrays import as_floats, read_array
 from shardcore.validation.shapes import as_count, as_shape, check_addressable
@@ -24,6 +25,7 @@ InvalidIds: TypeAlias = Literal["raise", "drop", "zero", "clip"] | int
 
 _COMBINERS: Final = ("mean", "sum", "sqrtn")
 _INVALID_IDS: Final = ("raise", "drop", "zero", "clip")
+_NULLS: Final = ("raise", "drop")
 _MAX_ROWS: Final = np.iinfo(np.int64).max
 
 
@@ -130,6 +132,10 @@ class FeatureConfig:
         The policy for an id outside of the table: an error; left out, its weight too; a row of
         zeros, its weight stays; the nearest row; or this row of the table.
     name : str, optional
+    nulls : {"raise", "drop"} or int
+        The policy for nulls, where ids come as an Arrow column (pyarrow, polars, pandas): an error;
+        a null id is left out; or it is this row of the table. A null list is an error with "raise",
+        else an empty bag.
 
     Raises
     ------
@@ -147,6 +153,7 @@ class FeatureConfig:
     output_shape: Sequence[int] | None = None
     invalid_ids: InvalidIds = "raise"
     name: str | None = None
+    nulls: Nulls = "raise"
 
     def __post_init__(self) -> None:
         if not isinstance(self.table, TableConfig):
@@ -159,8 +166,9 @@ class FeatureConfig:
         if self.output_shape is not None:
             shape = as_shape(self.output_shape, "output_shape")
             object.__setattr__(self, "output_shape", shape)
-        policy = _as_policy(self.invalid_ids, self.table.vocabulary_size)
-        object.__setattr__(self, "invalid_ids", policy)
+        for argument, allowed in (("invalid_ids", _INVALID_IDS), ("nulls", _NULLS)):
+            policy = _as_policy(getattr(self, argument), argument, allowed, self.table)
+            object.__setattr__(self, argument, policy)
         _check_name(self.name)
 
     def __repr__(self) -> str:
@@ -227,19 +235,20 @@ def _as_initializer(
     return array
 
 
-def _as_policy(invalid_ids: object, rows: int) -> InvalidIds:
-    rule = (
-        f"invalid_ids must be one of {', '.join(map(repr, _INVALID_IDS))} or a row in [0, {rows})"
-    )
-    if isinstance(invalid_ids, str):
-        if invalid_ids not in _INVALID_IDS:
-            raise ShardcoreValueError(f"{rule}, got {shown(invalid_ids)}")
-        return invalid_ids  # type: ignore[return-value]  # one of the literals, as just checked
-    if isinstance(invalid_ids, bool) or not isinstance(invalid_ids, int | np.integer):
-        raise ShardcoreTypeError(f"{rule}, got {shown(invalid_ids)}")
-    if not 0 <= invalid_ids < rows:
-        raise ShardcoreValueError(f"{rule}, got {invalid_ids}")
-    return int(invalid_ids)
+def _as_policy(
+    policy: object, argument: str, allowed: tuple[str, ...], table: TableConfig
+) -> str | int:
+    rows = table.vocabulary_size
+    rule = f"{argument} must be one of {', '.join(map(repr, allowed))} or a row in [0, {rows})"
+    if isinstance(policy, str):
+        if policy not in allowed:
+            raise ShardcoreValueError(f"{rule}, got {shown(policy)}")
+        return policy
+    if isinstance(policy, bool) or not isinstance(policy, int | np.integer):
+        raise ShardcoreTypeError(f"{rule}, got {shown(policy)}")
+    if not 0 <= policy < rows:
+        raise ShardcoreValueError(f"{rule}, got {policy}")
+    return int(policy)
 
 
 def _hint_at_instance(value: object) -> str:

@@ -195,7 +195,7 @@ def prepare_feature(
         if plain is not None:
             return plain
     value = _value_of(config)
-    ragged, batch_shape = as_ragged(leaf, path)
+    ragged, batch_shape = as_ragged(leaf, path, config.nulls)
     ids_shape = dense_shape(leaf)
     with named(weights_path):
         weights_leaf = placed_weights(weights_leaf, leaf)

@@ -5,6 +5,7 @@
     row_splits   where each bag starts, to and from lengths and row ids
     ragged       `Ragged`: values and row_splits, and weights
     sparse       `Sparse`: coordinates, values and a dense shape
+    arrow        columns of pyarrow, polars, pandas, as a `Ragged`
     formats      every other input format, as a `Ragged`
     hashing      strings and integers as row numbers
     own_arrays   copies of ids that a caller cannot change any more

@@ -1,7 +1,7 @@
 """Every form a feature may come in, turned into one `Ragged`; and its weights, aligned with it.
 
-SciPy and PyArrow are never imported from here: a caller with one of their objects has imported
-them. Torch, JAX and others are read through ``__array__`` or DLPack.
+SciPy is never imported from here: a caller with one of its objects has imported it. Torch, JAX and
+others are read through ``__array__`` or DLPack; Arrow columns in `shardcore.ids.arrow`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from shardcore.errors import (
     ShardcoreTypeError,
     ShardcoreValueError,
 )
+from shardcore.ids.arrow import Nulls, is_arrow_column, read_arrow_column
 from shardcore.ids.ragged import Ragged
-from shardcore.ids.row_splits import row_splits_from_lengths
 from shardcore.ids.sparse import Sparse
 from shardcore.validation.arrays import as_floats, as_ids, read_array
 
@@ -29,17 +29,17 @@ __all__ = ["as_ragged", "as_weights", "dense_shape", "named", "placed_weights"]
 
 _FORMS: Final = (
     "sc.Ragged, sc.Sparse, a dense array, a tuple (values, row_splits), a list of bags, "
-    "a scipy.sparse array or a pyarrow list array"
+    "a scipy.sparse array or an Arrow column of lists (pyarrow, polars, pandas)"
 )
 _PADDED_FORMATS: Final = ("bsr", "dia")  # they store zeros of their own
 
 
-def as_ragged(leaf: Any, path: str) -> tuple[Ragged, tuple[int, ...]]:
+def as_ragged(leaf: Any, path: str, nulls: Nulls | None = None) -> tuple[Ragged, tuple[int, ...]]:
     """Return one feature's ids as bags, and the shape of the batch those bags fill.
 
     Parameters
     ----------
-    leaf : Ragged, Sparse, array, tuple, list, scipy.sparse array or pyarrow array
+    leaf : Ragged, Sparse, array, tuple, list, scipy.sparse array or Arrow column
         - `Ragged`: its values as they are, its row_splits checked again and copied.
         - dense array (NumPy, or any with ``__array__`` or ``__dlpack__``): of rank 1, one id per
           bag; else the last axis is the bag.
@@ -47,11 +47,14 @@ def as_ragged(leaf: Any, path: str) -> tuple[Ragged, tuple[int, ...]]:
         - list: a list of bags, each a list or array of ids.
         - scipy.sparse, any format: column = id, data = weight. Duplicates and explicit zeros stay,
           except in BSR and DIA, where a stored zero may be padding and is left out.
-        - pyarrow ListArray, LargeListArray, FixedSizeListArray, or a ChunkedArray of them; an
-          integer array is one id per bag.
+        - Arrow column: a pyarrow array, a polars or pandas Series, or any object with
+          ``__arrow_c_array__`` or ``__arrow_c_stream__``. Lists of integers, of any length or one,
+          are bags; integers are one id per bag. Values are not copied where they lie in one piece.
         - `Sparse`: values = ids; the last axis is the bag.
     path : str
         The feature's place in its structure; begins every message.
+    nulls : {"raise", "drop"}, int or None
+        What is done with nulls of an Arrow column, see `read_arrow_column`.
 
     Returns
     -------
@@ -67,6 +70,8 @@ def as_ragged(leaf: Any, path: str) -> tuple[Ragged, tuple[int, ...]]:
         If it is none of these forms, or holds no integers.
     ShardcoreValueError, ShardcoreIndexError
         If it breaks a rule of its form.
+    UnavailableError
+        If pyarrow is needed to read it and is not installed.
 
     Examples
     --------
@@ -76,7 +81,7 @@ def as_ragged(leaf: Any, path: str) -> tuple[Ragged, tuple[int, ...]]:
     (Ragged([[3, 1], [2, 2]], dtype=int64), (2,))
     """
     with named(path):
-        ragged, shape = _read(leaf)
+        ragged, shape = _read(leaf, nulls)
         if ragged.values.dtype.kind == "i":
             return ragged, shape
         # Raises for floats; no ids at all may come as floats, as np.array([]) does.
@@ -209,7 +214,7 @@ def dense_shape(leaf: Any) -> tuple[int, ...] | None:
     >>> dense_shape(np.zeros((4, 2), np.int64)), dense_shape([[3, 1], []])
     ((4, 2), None)
     """
-    if isinstance(leaf, Ragged | Sparse | list | tuple) or _is_scipy(leaf) or _is_pyarrow(leaf):
+    if isinstance(leaf, Ragged | Sparse | list | tuple) or _is_scipy(leaf) or is_arrow_column(leaf):
         return None
     if hasattr(leaf, "shape"):
         return tuple(int(size) for size in leaf.shape)
@@ -225,7 +230,7 @@ def named(path: str) -> Iterator[None]:
         raise type(error)(f"{path}: {error}") from error
 
 
-def _read(leaf: Any) -> tuple[Ragged, tuple[int, ...]]:
+def _read(leaf: Any, nulls: Nulls | None) -> tuple[Ragged, tuple[int, ...]]:
     if isinstance(leaf, Ragged):
         ragged = leaf.with_own_splits()
         return ragged, (ragged.num_bags,)
@@ -237,12 +242,12 @@ def _read(leaf: Any) -> tuple[Ragged, tuple[int, ...]]:
         ragged = _read_list(leaf)
     elif _is_scipy(leaf):
         return _read_scipy(leaf)
-    elif _is_pyarrow(leaf):
-        ragged = _read_pyarrow(leaf)
     elif leaf is None or isinstance(leaf, str | bytes | dict):
         raise ShardcoreTypeError(f"ids must be {_FORMS}, got {type(leaf).__name__}")
     elif isinstance(leaf, bool | int | float | complex | np.generic):
         raise _scalar_error(leaf)
+    elif is_arrow_column(leaf):
+        ragged = read_arrow_column(leaf, nulls, _FORMS)
     else:
         return _read_dense(leaf)
     return ragged, (ragged.num_bags,)
@@ -323,44 +328,6 @@ def _read_scipy(leaf: Any) -> tuple[Ragged, tuple[int, ...]]:
 def _scipy_weights(data: NDArray[Any]) -> NDArray[Any]:
     # A boolean matrix says which ids are there: each weighs one, but for an explicit False.
     return data.astype(np.float32) if data.dtype == bool else as_floats(data, "data")
-
-
-def _is_pyarrow(leaf: Any) -> bool:
-    return type(leaf).__module__.partition(".")[0] == "pyarrow" and "pyarrow" in sys.modules
-
-
-def _read_pyarrow(leaf: Any) -> Ragged:
-    pyarrow = sys.modules["pyarrow"]
-    array = leaf.combine_chunks() if isinstance(leaf, pyarrow.ChunkedArray) else leaf
-    if not isinstance(array, pyarrow.Array):
-        raise ShardcoreTypeError(f"ids must be {_FORMS}, got pyarrow {type(leaf).__name__}")
-    if not pyarrow.types.is_nested(array.type):
-        return Ragged.from_dense(as_ids(_read_pyarrow_numbers(array, "ids"), "ids"))
-    if array.null_count:
-        at = int(np.argmax(array.is_null().to_numpy(zero_copy_only=False)))
-        raise ShardcoreValueError(f"bags must not be null, got a null at position {at}")
-    if isinstance(array, pyarrow.FixedSizeListArray):
-        width = array.type.list_size
-        row_splits = row_splits_from_lengths(np.full(len(array), width, dtype=np.int64))
-        children = array.flatten()
-    elif isinstance(array, pyarrow.ListArray | pyarrow.LargeListArray):
-        offsets = array.offsets.to_numpy().astype(np.int64)
-        row_splits = offsets - offsets[0]
-        children = array.values.slice(offsets[0], row_splits[-1])
-    else:
-        raise ShardcoreTypeError(f"a pyarrow array must be a list of integers, got {array.type}")
-    values = _read_pyarrow_numbers(children, "values")
-    return Ragged(as_ids(values, "values"), row_splits)
-
-
-def _read_pyarrow_numbers(array: Any, name: str) -> NDArray[Any]:
-    if array.null_count:
-        at = int(np.argmax(array.is_null().to_numpy(zero_copy_only=False)))
-        raise ShardcoreValueError(f"{name} must not be null, got a null at position {at}")
-    numbers: NDArray[Any] = array.to_numpy(zero_copy_only=False)
-    if numbers.dtype == object and len(numbers):
-        raise ShardcoreTypeError(f"{name} must be integers, got pyarrow {array.type}")
-    return numbers
 
 
 def _read_weights(leaf: Any, ragged: Ragged, dense_shape: tuple[int, ...] | None) -> NDArray[Any]:

@@ -213,6 +213,11 @@ def test_feature_defaults_and_what_it_keeps():
     assert FeatureConfig(TABLE, output_shape=np.array([2, 3])).output_shape == (2, 3)
     for policy in ("raise", "drop", "zero", "clip", 0):
         assert FeatureConfig(TABLE, invalid_ids=policy).invalid_ids == policy
+    assert FeatureConfig(TABLE).nulls == "raise"
+    for policy in ("raise", "drop", 0, np.int8(9)):
+        kept = FeatureConfig(TABLE, nulls=policy).nulls
+        assert kept == policy
+        assert type(kept) in (str, int)
 
 
 def test_feature_repr():
@@ -220,6 +225,9 @@ def test_feature_repr():
     assert repr(FeatureConfig(TABLE, 3, (), 0, "clicks")) == (
         "FeatureConfig(TableConfig(10, 4, name='user'), max_sequence_length=3, output_shape=(), "
         "invalid_ids=0, name='clicks')"
+    )
+    assert repr(FeatureConfig(TABLE, nulls=0)) == (
+        "FeatureConfig(TableConfig(10, 4, name='user'), nulls=0)"
     )
 
 
@@ -252,6 +260,12 @@ def test_feature_repr():
         ({"invalid_ids": None}, ShardcoreTypeError,
          "invalid_ids must be one of 'raise', 'drop', 'zero', 'clip' or a row in [0, 10), "
          "got None"),
+        ({"nulls": "zero"}, ShardcoreValueError,
+         "nulls must be one of 'raise', 'drop' or a row in [0, 10), got 'zero'"),
+        ({"nulls": 10}, ShardcoreValueError,
+         "nulls must be one of 'raise', 'drop' or a row in [0, 10), got 10"),
+        ({"nulls": None}, ShardcoreTypeError,
+         "nulls must be one of 'raise', 'drop' or a row in [0, 10), got None"),
         ({"name": ""}, ShardcoreValueError, "name must not be empty"),
         ({"name": b"x"}, ShardcoreTypeError, "name must be a string or None, got b'x'"),
     ],

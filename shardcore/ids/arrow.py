@@ -1,0 +1,192 @@
+"""Columns in Arrow's memory layout, of pyarrow, polars, pandas and others, turned into a `Ragged`.
+
+They are read through pyarrow, by the protocol of ``__arrow_c_array__`` and ``__arrow_c_stream__``,
+where the object is not pyarrow's own. pyarrow is imported only when there is such a column.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardcore.errors import ShardcoreTypeError, ShardcoreValueError, UnavailableError
+from shardcore.ids.ragged import Ragged
+from shardcore.ids.row_splits import row_splits_from_lengths
+from shardcore.validation.arrays import as_ids
+
+__all__ = [
+    "Nulls",
+    "has_capsule",
+    "is_arrow_column",
+    "owner_of",
+    "pyarrow_for",
+    "read_arrow_column",
+]
+
+Nulls: TypeAlias = Literal["raise", "drop"] | int
+
+_CAPSULES: Final = ("__arrow_c_stream__", "__arrow_c_array__")
+
+
+def owner_of(value: object) -> str:
+    """Return the package that the type of a value comes from, such as "polars"."""
+    return type(value).__module__.partition(".")[0]
+
+
+def has_capsule(value: object) -> bool:
+    """Return whether an object hands out its data by Arrow's protocol."""
+    return any(hasattr(value, name) for name in _CAPSULES)
+
+
+def is_arrow_column(leaf: object) -> bool:
+    """Return whether ids come as a column to be read here.
+
+    One whose dtype is NumPy's, as of a pandas Series of int64, is an array like any other. So is a
+    data frame of two axes that is given for one feature.
+    """
+    if owner_of(leaf) == "pyarrow":
+        return True
+    dtype = getattr(leaf, "dtype", None)
+    if isinstance(dtype, np.dtype) and dtype.kind != "O":
+        return False
+    if len(getattr(leaf, "shape", ())) > 1:
+        return False
+    return has_capsule(leaf) or _is_older_series(leaf)
+
+
+def _is_older_series(leaf: object) -> bool:
+    return owner_of(leaf) == "pandas" and type(leaf).__name__ == "Series"  # before pandas 3
+
+
+def pyarrow_for(given: object) -> Any:
+    """Return the module pyarrow, to read an object with.
+
+    Raises
+    ------
+    UnavailableError
+        If it is not installed.
+    """
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise UnavailableError(
+            f"a {owner_of(given)} {type(given).__name__} is read through the package pyarrow, "
+            "which is not installed; pip install pyarrow"
+        ) from error
+    return pyarrow
+
+
+def read_arrow_column(leaf: Any, nulls: Nulls | None, forms: str) -> Ragged:
+    """Return the bags of a column: a list per bag, or an integer.
+
+    Parameters
+    ----------
+    leaf : object
+        For which `is_arrow_column` is true.
+    nulls : {"raise", "drop"}, int or None
+        What a null id stands for: an error, nothing, or this row. A null list is an error, or else
+        an empty bag. None is "raise", for callers who have no such setting.
+    forms : str
+        The forms that ids may have, for a message.
+
+    Raises
+    ------
+    ShardcoreTypeError, ShardcoreValueError
+        If it does not hold integers, or a null that is refused.
+    UnavailableError
+        If pyarrow is needed and is not installed.
+
+    Examples
+    --------
+    >>> import pyarrow
+    >>> read_arrow_column(pyarrow.array([[3, None], None]), "drop", "")
+    Ragged([[3], []], dtype=int64)
+    """
+    try:
+        pyarrow = pyarrow_for(leaf)
+    except UnavailableError:
+        if hasattr(leaf, "__array__") and (dense := np.asarray(leaf)).dtype.kind in "iu":
+            return Ragged.from_dense(as_ids(dense, "ids"))
+        raise
+    array = _one_array(pyarrow, leaf, forms)
+    kind = array.type
+    if not pyarrow.types.is_nested(kind):
+        numbers, kept = _read_numbers(pyarrow, array, "ids", nulls)
+        if kept is None:
+            return Ragged.from_dense(numbers)
+        return Ragged(numbers, row_splits_from_lengths(kept.astype(np.int64)))
+    if not isinstance(
+        array, pyarrow.ListArray | pyarrow.LargeListArray | pyarrow.FixedSizeListArray
+    ):
+        raise ShardcoreTypeError(f"a pyarrow array must be a list of integers, got {kind}")
+    if array.null_count:
+        if nulls is None or nulls == "raise":
+            at = int(np.argmax(array.is_null().to_numpy(zero_copy_only=False)))
+            raise _null_error("bags", at, nulls)
+        # Below a null list there may be values: flatten leaves them out.
+        lengths = array.value_lengths().fill_null(0).to_numpy().astype(np.int64)
+        row_splits, children = row_splits_from_lengths(lengths), array.flatten()
+    elif isinstance(array, pyarrow.FixedSizeListArray):
+        lengths = np.full(len(array), kind.list_size, dtype=np.int64)
+        row_splits, children = row_splits_from_lengths(lengths), array.flatten()
+    else:
+        offsets = array.offsets.to_numpy().astype(np.int64, copy=False)
+        row_splits = offsets - offsets[0]
+        children = array.values.slice(offsets[0], row_splits[-1])
+    numbers, kept = _read_numbers(pyarrow, children, "values", nulls)
+    if kept is not None:
+        kept_before = np.zeros(kept.size + 1, np.int64)
+        np.cumsum(kept, out=kept_before[1:])
+        row_splits = kept_before[row_splits]
+    return Ragged(numbers, row_splits)
+
+
+def _one_array(pyarrow: Any, leaf: Any, forms: str) -> Any:
+    """Return a column as one array of pyarrow, not copied if it is one already."""
+    array = leaf
+    if owner_of(leaf) != "pyarrow":
+        try:
+            stream = hasattr(leaf, "__arrow_c_stream__")
+            array = pyarrow.chunked_array(leaf) if stream else pyarrow.array(leaf)
+        except Exception as error:  # whatever the owner raises: it is the reason
+            raise ShardcoreTypeError(
+                f"a {owner_of(leaf)} {type(leaf).__name__} cannot be read as Arrow: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+    if isinstance(array, pyarrow.ChunkedArray):
+        array = array.chunk(0) if array.num_chunks == 1 else array.combine_chunks()
+    if not isinstance(array, pyarrow.Array):
+        raise ShardcoreTypeError(f"ids must be {forms}, got pyarrow {type(leaf).__name__}")
+    return array
+
+
+def _read_numbers(
+    pyarrow: Any, array: Any, name: str, nulls: Nulls | None
+) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
+    """Return ids, and which of the values given they are; None: all."""
+    kind = array.type
+    if pyarrow.types.is_dictionary(kind):
+        array = array.dictionary_decode()
+    if not array.null_count:
+        numbers: NDArray[Any] = array.to_numpy(zero_copy_only=False)
+        if numbers.dtype == object and len(numbers):
+            raise ShardcoreTypeError(f"{name} must be integers, got pyarrow {kind}")
+        return as_ids(numbers, name), None
+    valid = array.is_valid().to_numpy(zero_copy_only=False)
+    if nulls is None or nulls == "raise":
+        raise _null_error(name, int(np.argmin(valid)), nulls)
+    if pyarrow.types.is_null(array.type):  # nothing but nulls
+        array = array.cast(pyarrow.int64())
+    if not pyarrow.types.is_integer(array.type):
+        raise ShardcoreTypeError(f"{name} must be integers, got pyarrow {kind}")
+    filled = as_ids(array.fill_null(0).to_numpy(), name)
+    if nulls == "drop":
+        return filled[valid], valid
+    return np.where(valid, filled, np.int64(nulls)), None  # int64: the row may fit no less
+
+
+def _null_error(name: str, at: int, nulls: Nulls | None) -> ShardcoreValueError:
+    hint = "" if nulls is None else "; FeatureConfig(nulls=...) has other policies"
+    return ShardcoreValueError(f"{name} must not be null, got a null at position {at}{hint}")
