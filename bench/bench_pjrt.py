@@ -10,8 +10,8 @@ import pytest
 
 from .workload import DISTRIBUTIONS, Sizes
 
-jax = pytest.importorskip("jax", reason="jax is not installed; pip install 'shardcore[jax]'")
-pytest.importorskip("optax", reason="optax is not installed; pip install 'shardcore[example]'")
+jax = pytest.importorskip("jax", reason="jax is not installed")
+pytest.importorskip("optax", reason="optax is not installed")
 
 from .jax_step import OPTIMIZERS, Ours, Plain, batches_of, check_equal  # noqa: E402 - needs them
 

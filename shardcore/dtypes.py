@@ -14,6 +14,7 @@ from numpy.typing import DTypeLike
 
 from shardcore._core.constants import KINDS
 from shardcore.errors import ShardcoreTypeError, UnavailableError, shown
+from shardcore.extras import pip_install
 
 __all__ = [
     "as_dtype",
@@ -60,8 +61,7 @@ def as_dtype(dtype: DTypeLike, argument: str = "dtype") -> np.dtype[Any]:
             import ml_dtypes
         except ImportError as error:
             raise UnavailableError(
-                f"{argument} 'bfloat16' needs the package ml_dtypes; "
-                "pip install 'shardcore[bfloat16]'"
+                f"{argument} 'bfloat16' needs the package ml_dtypes; {pip_install('bfloat16')}"
             ) from error
         bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
         return bfloat16

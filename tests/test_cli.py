@@ -99,7 +99,7 @@ def test_a_missing_package_is_named_before_any_work(
     captured = capsys.readouterr()
     assert re.fullmatch(
         rf"shardcore: error: shardcore demo needs the package {package}, which cannot be imported "
-        rf"\(.*{package}.*\); pip install 'shardcore\[demo\]'\n",
+        rf"\(.*{package}.*\); pip install 'matplotlib>=3\.8' 'tqdm>=4\.66'\n",
         captured.err,
     )
     assert captured.out == ""

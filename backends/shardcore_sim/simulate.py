@@ -17,6 +17,7 @@ from shardcore.errors import (
     ShardcoreValueError,
     UnavailableError,
 )
+from shardcore.extras import pip_install
 from shardcore.planning import example_model, load_model
 from shardcore_sim.cost import CostModel, calibrate
 from shardcore_sim.estimate import HOSTS, Estimate, simulate
@@ -68,7 +69,7 @@ def picture(estimates: Sequence[Estimate], path: str | Path) -> None:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise UnavailableError(
-            "a picture needs the package matplotlib; pip install 'shardcore[demo]'"
+            f"a picture needs the package matplotlib; {pip_install('demo')}"
         ) from error
     hosts = [one.hosts for one in estimates]
     figure: Any = Figure(figsize=(9, 6), layout="constrained")

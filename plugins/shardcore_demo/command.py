@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from shardcore.errors import UnavailableError
+from shardcore.extras import pip_install
 from shardcore_demo.options import SIMULATED, options_of
 
 __all__ = ["add_arguments", "require_packages", "run"]
@@ -107,7 +108,7 @@ def require_packages() -> None:
         except ImportError as error:
             raise UnavailableError(
                 f"shardcore demo needs the package {name}, which cannot be imported ({error}); "
-                "pip install 'shardcore[demo]'"
+                f"{pip_install('demo')}"
             ) from error
 
 

@@ -14,7 +14,7 @@ backends and optimizers that come with shardcore pass the same classes.
                            requests        batches, gradients and optimizers to try it with
                            agreement       equal to the last bit, or within a tolerance
 
-Needs pytest and hypothesis, ``pip install 'shardcore[testing]'``; nothing else of shardcore imports
+Needs pytest, hypothesis and ml_dtypes, the extra ``testing``; nothing else of shardcore imports
 this package.
 
 Examples
@@ -49,13 +49,14 @@ and of an optimizer::
 from __future__ import annotations
 
 from shardcore.errors import UnavailableError
+from shardcore.extras import pip_install
 
 try:
     import hypothesis  # noqa: F401  # imported here, so that its absence is raised at once
     import pytest
 except ImportError as error:
     raise UnavailableError(
-        f"shardcore.testing needs the package {error.name}; pip install 'shardcore[testing]'"
+        f"shardcore.testing needs the package {error.name}; {pip_install('testing')}"
     ) from error
 
 # Before the suites are imported, so that a failing assert shows its values.

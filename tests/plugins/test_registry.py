@@ -58,11 +58,13 @@ BACKENDS = ("cpu", "pjrt", "sim", "tpu")
 NOT_USABLE = {}
 if not importable("jax"):
     NOT_USABLE = dict.fromkeys(
-        ("pjrt", "tpu"), "jax is not installed; pip install 'shardcore[jax]'"
+        ("pjrt", "tpu"),
+        "jax is not installed; pip install 'jax<0.13,>=0.10' 'packaging>=24'",
     )
 elif not importable("libtpu"):
     NOT_USABLE["tpu"] = (
-        "libtpu, which jax needs for TPUs, is not installed; pip install 'shardcore[tpu]'"
+        "libtpu, which jax needs for TPUs, is not installed; "
+        "pip install 'jax[tpu]<0.13,>=0.10' 'packaging>=24'"
     )
 
 

@@ -46,7 +46,7 @@ class ModuleThatMayNeedJax(pytest.Module):
             cause = error.__cause__
             if not (isinstance(cause, ModuleNotFoundError) and cause.name in OF_JAX):
                 raise
-            reason = f"{cause.name} is not installed; pip install 'shardcore[jax,example]'"
+            reason = f"{cause.name} is not installed"
         pytest.skip(reason, allow_module_level=True)
 
 
@@ -63,7 +63,7 @@ def pytest_make_parametrize_id(val):
 def pytest_collection_modifyitems(items):
     if HAS_LIBTPU:
         return
-    skip = pytest.mark.skip(reason="libtpu is not installed; pip install 'shardcore[tpu]'")
+    skip = pytest.mark.skip(reason="libtpu is not installed")
     for item in items:
         if item.get_closest_marker("libtpu") is not None:
             item.add_marker(skip)

@@ -17,7 +17,7 @@ HAS_TORCH = importlib.util.find_spec("torch") is not None
 pytestmark = [
     pytest.mark.skipif(
         importlib.util.find_spec("jax") is None,
-        reason="jax is not installed; pip install 'shardcore[jax]'",
+        reason="jax is not installed",
     ),
     pytest.mark.skipif(
         not (ROOT / "bench" / "accelerator.py").is_file(),

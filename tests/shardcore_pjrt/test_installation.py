@@ -24,11 +24,15 @@ from shardcore.errors import ShardcoreTypeError, ShardcoreValueError, Unavailabl
 
 needs_jax = pytest.mark.skipif(
     importlib.util.find_spec("jax") is None,
-    reason="jax is not installed; pip install 'shardcore[jax]'",
+    reason="jax is not installed",
 )
 
 ENTRIES = "[shardcore]\nshardcore_cpu = shardcore_cpu\nshardcore_pjrt = shardcore_pjrt\n"
-OF_SHARDCORE = ['jax<0.13,>=0.10; extra == "jax"', 'jax[tpu]<0.13,>=0.10; extra == "tpu"']
+OF_SHARDCORE = [
+    f'{package}; extra == "{extra}"'
+    for extra, jax in (("jax", "jax"), ("tpu", "jax[tpu]"), ("cuda", "jax[cuda12]"))
+    for package in (f"{jax}<0.13,>=0.10", "packaging>=24")
+]
 OF_JAX = [
     "jaxlib<=0.10.2,>=0.10.1",
     "numpy>=2.0",
@@ -147,11 +151,16 @@ def site(tmp_path):
 # ------------------------------------------------------------------------------------- absent
 
 
-NO_JAX = "jax is not installed; pip install 'shardcore[jax]'"
-NO_LIBTPU = "libtpu, which jax needs for TPUs, is not installed; pip install 'shardcore[tpu]'"
+INSTALL = "pip install 'jax<0.13,>=0.10' 'packaging>=24'"
+REINSTALL = INSTALL.replace("install", "install --force-reinstall")
+NO_JAX = f"jax is not installed; {INSTALL}"
+NO_LIBTPU = (
+    "libtpu, which jax needs for TPUs, is not installed; "
+    "pip install 'jax[tpu]<0.13,>=0.10' 'packaging>=24'"
+)
 NO_CUDA = (
     "jax's CUDA plug-in (jax-cuda12-plugin or a later one) is not installed; "
-    "pip install 'shardcore[cuda]'"
+    "pip install 'jax[cuda12]<0.13,>=0.10' 'packaging>=24'"
 )
 
 
@@ -168,7 +177,7 @@ def test_jax_without_its_module(site):
     site.metadata("jax", "0.10.2", OF_JAX)
     assert site.listed("pjrt") == (
         "jax 0.10.2 is in the list of installed distributions, but its module is not there; "
-        "pip install --force-reinstall 'shardcore[jax]'"
+        f"{REINSTALL}"
     )
 
 
@@ -280,19 +289,18 @@ def test_a_jax_that_cannot_be_imported(site):
     assert site.listed("pjrt") == "None"  # metadata cannot tell
     broken = (
         "BrokenPluginError: jax 0.10.2 is installed but broken: importing it raised "
-        "RuntimeError: this CPU has no AVX; pip install --force-reinstall 'shardcore[jax]'"
+        f"RuntimeError: this CPU has no AVX; {REINSTALL}"
     )
     assert site.why_not() == broken
     site.libtpu()
-    assert site.why_not("tpu") == broken.replace("[jax]", "[tpu]")
+    assert site.why_not("tpu") == broken.replace("'jax<", "'jax[tpu]<")
 
 
 def test_a_jax_without_metadata_that_lacks_its_other_half(site):
     site.module("jax", "import jaxlib_that_is_not_there")
     assert site.why_not() == (
         "BrokenPluginError: jax of unknown version is installed but broken: importing it raised "
-        "ModuleNotFoundError: No module named 'jaxlib_that_is_not_there'; "
-        "pip install --force-reinstall 'shardcore[jax]'"
+        f"ModuleNotFoundError: No module named 'jaxlib_that_is_not_there'; {REINSTALL}"
     )
 
 
@@ -413,7 +421,7 @@ def test_without_packaging_the_backend_says_so(site):
     site.jax()
     (site.folder / "packaging").unlink()
     assert site.listed("pjrt") == (
-        "packaging, by which versions are compared, is not installed; pip install 'shardcore[jax]'"
+        f"packaging, by which versions are compared, is not installed; {INSTALL}"
     )
 
 
@@ -562,5 +570,5 @@ def test_a_matching_installation_passes():
 def test_cuda_is_a_sentence_where_there_is_none():
     if any(device.platform == "gpu" for device in __import__("jax").devices()):
         pytest.skip("there is a GPU here")
-    with pytest.raises(UnavailableError, match=r"pip install 'shardcore\[cuda\]'$"):
+    with pytest.raises(UnavailableError, match=f"{re.escape(NO_CUDA)}$"):
         installation.devices_of("cuda")

@@ -354,7 +354,7 @@ def test_without_libtpu(monkeypatch, write, capsys):
     monkeypatch.delenv("TPU_LIBRARY_PATH", raising=False)
     message = (
         "platform 'tpu' cannot be used here: libtpu, which jax needs for TPUs, is not installed; "
-        "pip install 'shardcore[tpu]'"
+        "pip install 'jax[tpu]<0.13,>=0.10' 'packaging>=24'"
     )
     with pytest.raises(UnavailableError, match=f"^{re.escape(message)}$"):
         compiled_plan(load_model(write(SMALL)), topology("v5e:2x2"))

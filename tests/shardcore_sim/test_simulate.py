@@ -245,7 +245,7 @@ def test_pictures_that_cannot_be(tmp_path, monkeypatch):
     with pytest.raises(ShardcoreOSError, match=r"picture .*x\.png cannot be written: "):
         command.picture([ONE], tmp_path / "none" / "x.png")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    message = "a picture needs the package matplotlib; pip install 'shardcore[demo]'"
+    message = "a picture needs the package matplotlib; pip install 'matplotlib>=3.8' 'tqdm>=4.66'"
     with pytest.raises(UnavailableError, match=re.escape(message)):
         command.picture([ONE], tmp_path / "x.png")
 

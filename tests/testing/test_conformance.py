@@ -449,7 +449,7 @@ except Exception as error:
     print(type(error).__name__, error)
 """
     text = f"UnavailableError shardcore.testing needs the package {missing}; "
-    assert python(code) == text + "pip install 'shardcore[testing]'"
+    assert python(code) == text + "pip install 'hypothesis>=6.100' 'ml_dtypes>=0.5' 'pytest>=8'"
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from shardcore.errors import ShardcoreError
+from shardcore.extras import pip_install
 from shardcore.planning import Model, example_model, load_model
 from shardcore.validation import as_count
 from shardcore_pjrt.planning.fits import Plan, TableNeeds, compiled_plan, smallest_plan
@@ -166,7 +167,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to a parser."""
     parser.epilog = (
         "The exit code is 0 if the model fits, 1 if it does not, 2 after an error. Needs libtpu, "
-        "pip install 'shardcore[tpu]', but no TPU, unless the tables alone are too large. Where "
+        f"{pip_install('tpu')}, but no TPU, unless the tables alone are too large. Where "
         "there is none, ALLOW_MULTIPLE_LIBTPU_LOAD=1 lets several processes compile at a time."
     )
     parser.add_argument(

@@ -34,6 +34,7 @@ from shardcore.errors import (
     ShardcoreValueError,
     UnavailableError,
 )
+from shardcore.extras import pip_install
 
 if TYPE_CHECKING:
     import jax
@@ -113,7 +114,7 @@ def require(platform: str) -> None:
         extra = platform if platform in ("tpu", "cuda") else "jax"
         raise BrokenPluginError(
             f"jax {_installed('jax') or 'of unknown version'} is installed but broken: importing "
-            f"it raised {_in_one_line(error)}; pip install --force-reinstall 'shardcore[{extra}]'"
+            f"it raised {_in_one_line(error)}; {pip_install(extra, '--force-reinstall')}"
         ) from error
 
 
@@ -163,22 +164,19 @@ def _absent(platform: str) -> str | None:
     found = _installed("jax")
     if not _importable("jax"):
         if found is None:
-            return "jax is not installed; pip install 'shardcore[jax]'"
+            return f"jax is not installed; {pip_install('jax')}"
         return (
             f"jax {found} is in the list of installed distributions, but its module is not "
-            "there; pip install --force-reinstall 'shardcore[jax]'"
+            f"there; {pip_install('jax', '--force-reinstall')}"
         )
     if not _importable("packaging"):
-        return (
-            "packaging, by which versions are compared, is not installed; "
-            "pip install 'shardcore[jax]'"
-        )
+        return f"packaging, by which versions are compared, is not installed; {pip_install('jax')}"
     if platform == "tpu" and not _importable("libtpu") and "TPU_LIBRARY_PATH" not in os.environ:
-        return "libtpu, which jax needs for TPUs, is not installed; pip install 'shardcore[tpu]'"
+        return f"libtpu, which jax needs for TPUs, is not installed; {pip_install('tpu')}"
     if platform == "cuda" and not _cuda_plugins() and not _named_by_hand(platform):
         return (
             "jax's CUDA plug-in (jax-cuda12-plugin or a later one) is not installed; "
-            "pip install 'shardcore[cuda]'"
+            f"{pip_install('cuda')}"
         )
     return None
 
