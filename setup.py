@@ -13,15 +13,25 @@ the clone's own modules first, whatever is installed: see `shardcore/_core/sourc
 import os
 import platform
 import runpy
+import shutil
+import subprocess
 import sys
+import tempfile
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import Cython
 from Cython.Build import cythonize
 from setuptools import Extension, setup
+from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
+from setuptools.command.editable_wheel import editable_wheel
+from setuptools.errors import PlatformError
+
+# From where setuptools keeps them, and so after it.
+from distutils.ccompiler import new_compiler  # isort: skip
+from distutils.sysconfig import customize_compiler, get_python_inc  # isort: skip
 
 DEBUG = os.environ.get("SHARDCORE_DEBUG", "0") != "0"
 SANITIZE = os.environ.get("SHARDCORE_SANITIZE", "0") != "0"
@@ -46,6 +56,7 @@ BODIES = {
     f"{CORE}.rows": "shardcore/_core/rows",
     "shardcore_optimizers._update": "plugins/shardcore_optimizers/_update",
 }
+FOLDERS = (".", "plugins")  # of packages with compiled modules
 HYPER = ["plugins/shardcore_optimizers/_hyper.pxd"]  # what compiled and pure forms agree on
 INSTRUCTION_SETS = {"baseline": []}
 if platform.machine().lower() in ("x86_64", "amd64") and not QUICK:
@@ -60,6 +71,71 @@ SANITIZERS = [
     "-g1",
     "-O1",  # the last -O counts; watched code compiles slowly at -O3 and runs no truer
 ]
+
+
+# What a compiler is tried on: the second with its assembler too, which may be older than it is.
+ANYTHING = "#include <Python.h>\n"
+VECTORS = "void probe(float *x) { for (int i = 0; i < 512; i++) x[i] = x[i] * 2 + 1; }\n"
+
+
+def refusal(compiler: list[str], code: str, flags: list[str]) -> str | None:
+    """Return what a compiler says of a C program that it does not compile, None where it does."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "probe.c")
+        source.write_text(code, encoding="ascii")
+        command = [*compiler, *flags, "-c", str(source), "-o", str(source.with_suffix(".o"))]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        except OSError as error:
+            return str(error)
+    told = [line for line in done.stderr.splitlines() if "error" in line] or ["it does not say why"]
+    return told[0] if done.returncode else None
+
+
+def require_compiler() -> None:
+    """Raise in one sentence what would else be found after pages of output, and told in more.
+
+    Raises
+    ------
+    PlatformError
+        If there is no compiler, or none that finds the headers of this Python.
+    """
+    found = new_compiler()
+    customize_compiler(found)
+    if found.compiler_type != "unix":
+        return
+    program = found.compiler_so[0]
+    if shutil.which(program) is None:
+        raise PlatformError(
+            f"shardcore is compiled where it is installed, and there is no C compiler: {program} "
+            "was not found; install gcc or clang, or name yours in CC"
+        )
+    include = {f"-I{get_python_inc(plat_specific=specific)}" for specific in (False, True)}
+    reason = refusal(found.compiler_so, ANYTHING, [*sorted(include), *UNIX_FLAGS])
+    if reason is not None:
+        version = platform.python_version()
+        raise PlatformError(
+            f"shardcore is compiled where it is installed, and {program} cannot compile for Python "
+            f"{version}, whose headers it needs (python3-dev or python3-devel): {reason}"
+        )
+
+
+class Build(build):
+    """Build, if there is a compiler."""
+
+    def run(self) -> None:
+        """Ask first for the compiler: it is needed last."""
+        require_compiler()
+        super().run()
+
+
+class EditableWheel(editable_wheel):
+    """Install editable, if there is a compiler."""
+
+    def run(self) -> None:
+        """Ask first for the compiler: what fails in here is told with a traceback."""
+        require_compiler()
+        super().run()
 
 
 class BuildPy(build_py):
@@ -88,6 +164,7 @@ class BuildExt(build_ext):
 
     def run(self) -> None:
         """Leave the compiled modules in the source tree too, with a record of their sources."""
+        require_compiler()
         super().run()  # which does, when asked to build in place
         if not self.inplace:
             if DEBUG or SANITIZE:
@@ -104,6 +181,7 @@ class BuildExt(build_ext):
     def build_extensions(self) -> None:
         """Give every extension the flags of its instruction set, where the compiler takes them."""
         if self.compiler.compiler_type == "unix":
+            self.leave_out_what_the_compiler_does_not_know()
             for extension in self.extensions:
                 name = extension.name.rsplit("_", 1)[-1]
                 extension.extra_compile_args = UNIX_FLAGS + INSTRUCTION_SETS.get(name, [])
@@ -113,6 +191,20 @@ class BuildExt(build_ext):
                     extension.extra_compile_args += SANITIZERS
                     extension.extra_link_args += SANITIZERS[:1]
         super().build_extensions()
+
+    def leave_out_what_the_compiler_does_not_know(self) -> None:
+        """Compile for the instruction sets that the compiler takes, the baseline among them."""
+        for name, flags in INSTRUCTION_SETS.items():
+            reason = refusal(self.compiler.compiler_so, VECTORS, UNIX_FLAGS + flags)
+            if reason is None:
+                continue
+            print(f"not compiled for {name}, which the compiler does not take: {reason}")
+            for left_out in [one for one in self.extensions if one.name.endswith(f"_{name}")]:
+                self.extensions.remove(left_out)
+                # Another compiler may have left one, of other sources.
+                path = self.get_ext_filename(left_out.name)
+                for folder in (self.build_lib, *FOLDERS):
+                    Path(folder, path).unlink(missing_ok=True)
 
 
 def kernel(name: str, source: str, *pxi: str) -> Extension:
@@ -171,7 +263,12 @@ else:
     MADE.write_text(f"{SOURCES}\n{BY}\n", encoding="ascii")
 
 setup(
-    cmdclass={"build_ext": BuildExt, "build_py": BuildPy},
+    cmdclass={
+        "build": Build,
+        "build_ext": BuildExt,
+        "build_py": BuildPy,
+        "editable_wheel": EditableWheel,
+    },
     options={"build": {"build_base": BUILD}},
     ext_modules=modules,
 )

@@ -7,10 +7,12 @@ installed. These tests compile; they take minutes, and run with ``make test-clon
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import subprocess
 import sys
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
@@ -40,10 +42,11 @@ def copy_of_the_sources(folder):
     return folder
 
 
-def run(folder, *command, code=0):
+def run(folder, *command, code=0, **settings):
     """Return what a command prints in a folder, after it has ended as expected."""
     env = {name: value for name, value in os.environ.items() if name not in SETTINGS}
     env["SHARDCORE_QUICK"] = "1"  # which modules run is asked, not how fast; `make test` builds all
+    env.update(settings)
     done = subprocess.run(
         [str(word) for word in command], cwd=folder, env=env, capture_output=True, text=True
     )
@@ -165,3 +168,77 @@ def test_after_pip_install(tmp_path):
     check_from_inside(clone, ".venv")
     told = run(elsewhere, python, "-c", "import shardcore.left_later", code=1)
     assert told.endswith("ModuleNotFoundError: No module named 'shardcore.left_later'\n")
+
+
+@pytest.fixture(scope="module")
+def with_cython(tmp_path_factory):
+    """Return a clone beside an environment in which its setup.py can run, and that Python."""
+    folder = tmp_path_factory.mktemp("built")
+    clone = copy_of_the_sources(folder / "clone")
+    run(folder, sys.executable, "-m", "venv", "environment")
+    python = folder / "environment" / "bin" / "python"
+    needed = ("setuptools>=77", "cython>=3.1", "numpy>=2", "pluggy>=1.5")
+    run(folder, python, "-m", "pip", "install", "--quiet", *needed)
+    return clone, python
+
+
+def compiler(path, body):
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+NO_COMPILER = (
+    "error: shardcore is compiled where it is installed, and there is no C compiler: absent-cc was "
+    "not found; install gcc or clang, or name yours in CC"
+)
+
+
+@pytest.mark.parametrize("editable", [False, True])
+def test_without_a_compiler_one_sentence_says_so(with_cython, editable):
+    clone, python = with_cython
+    words = ("install", "--no-build-isolation", "--no-deps", *["-e"] * editable, ".")
+    told = run(clone, python, "-m", "pip", *words, code=1, CC="absent-cc")
+    assert told.count(NO_COMPILER) == 1
+    (length,) = re.findall(r"\[(\d+) lines? of output\]", told)
+    assert int(length) <= 5
+    assert "Traceback" not in told
+
+
+def test_a_compiler_without_the_headers_of_python_is_told(with_cython, tmp_path):
+    clone, python = with_cython
+    body = "echo 'probe.c:1:10: fatal error: Python.h: No such file or directory' >&2; exit 1"
+    cc = compiler(tmp_path / "cc", body)
+    for command in ("build", "build_ext"):
+        told = run(clone, python, "setup.py", "-q", command, code=1, CC=cc)
+        assert told.splitlines()[-1].startswith(
+            f"error: shardcore is compiled where it is installed, and {cc} cannot compile for "
+        )
+        assert told.endswith(
+            ", whose headers it needs (python3-dev or python3-devel): "
+            "probe.c:1:10: fatal error: Python.h: No such file or directory\n"
+        )
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="one instruction set is compiled here")
+def test_an_instruction_set_that_the_compiler_does_not_take_is_left_out(with_cython, tmp_path):
+    clone, python = with_cython
+    body = """
+for word in "$@"; do
+    case $word in -march=x86-64-v[34]) echo "cc: error: bad value '$word'" >&2; exit 1;; esac
+done
+exec gcc "$@"
+"""
+    suffix = EXTENSION_SUFFIXES[0]
+    for folder, name in (("shardcore/_core", "rows"), ("plugins/shardcore_optimizers", "_update")):
+        (clone / folder / f"{name}_v4{suffix}").write_text("of another compiler")
+    settings = {"CC": compiler(tmp_path / "cc", body), "SHARDCORE_QUICK": "0"}
+    told = run(clone, python, "setup.py", "build_ext", "--inplace", **settings)
+    for name in ("v3", "v4"):
+        line = f"not compiled for {name}, which the compiler does not take: "
+        assert f"{line}cc: error: bad value '-march=x86-64-{name}'\n" in told
+    built = {path.name.removesuffix(suffix) for path in clone.rglob(f"*{suffix}")}
+    assert {"rows_baseline", "_update_baseline"} <= built
+    assert not [name for name in built if name.endswith(("_v3", "_v4"))]
+    ask = "from shardcore.store import instruction_set; print(instruction_set.NAME)"
+    assert run(clone, python, "-c", ask) == "baseline\n"
