@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from shardcore.errors import ShardcoreError, ShardcoreTypeError, ShardcoreValueError
+from shardcore.extras import pip_install
 from shardcore.plugins.hookspecs import BackendSpec, CommandSpec, Hooks, OptimizerSpec
 
 SITE = Path(__file__).parent / "site"
@@ -59,13 +60,10 @@ NOT_USABLE = {}
 if not importable("jax"):
     NOT_USABLE = dict.fromkeys(
         ("pjrt", "tpu"),
-        "jax is not installed; pip install 'jax<0.13,>=0.10' 'packaging>=24'",
+        f"jax is not installed; {pip_install('jax')}",
     )
 elif not importable("libtpu"):
-    NOT_USABLE["tpu"] = (
-        "libtpu, which jax needs for TPUs, is not installed; "
-        "pip install 'jax[tpu]<0.13,>=0.10' 'packaging>=24'"
-    )
+    NOT_USABLE["tpu"] = f"libtpu, which jax needs for TPUs, is not installed; {pip_install('tpu')}"
 
 
 def usable(*more):

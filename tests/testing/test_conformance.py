@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 
 import shardcore as sc
+from shardcore.extras import pip_install
 from shardcore.testing import BackendConformance, ModelBackend, OptimizerConformance
 from shardcore.testing.agreement import assert_agree
 
@@ -449,7 +450,7 @@ except Exception as error:
     print(type(error).__name__, error)
 """
     text = f"UnavailableError shardcore.testing needs the package {missing}; "
-    assert python(code) == text + "pip install 'hypothesis>=6.100' 'ml_dtypes>=0.5' 'pytest>=8'"
+    assert python(code) == text + pip_install("testing")
 
 
 @pytest.mark.parametrize(
