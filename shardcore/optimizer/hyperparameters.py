@@ -23,8 +23,11 @@ __all__ = [
     "takes_step",
 ]
 
-LearningRate: TypeAlias = float | Callable[[], SupportsFloat] | Callable[[int], SupportsFloat]
-"""A number >= 0, or a callable that is asked for one at every batch: of nothing, or of the step."""
+LearningRate: TypeAlias = float | Callable[[], SupportsFloat] | Callable[[int], Any]
+"""A number >= 0, or a callable that is asked for one at every batch: of nothing, or of the step.
+
+Those of optax are declared to return anything that an array is made of, so `Any`.
+"""
 
 _FLOAT32_MAX: Final = float(np.finfo(np.float32).max)
 

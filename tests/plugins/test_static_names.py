@@ -52,7 +52,7 @@ FOUND = """\
 code.py:4: error: Unexpected keyword argument "learing_rate" for "Adam"; \
 did you mean "learning_rate"?  [call-arg]
 code.py:5: error: Argument 1 to "SGD" has incompatible type "str"; expected \
-"float | Callable[[], SupportsFloat] | Callable[[int], SupportsFloat]"  [arg-type]
+"float | Callable[[], SupportsFloat] | Callable[[int], Any]"  [arg-type]
 code.py:9: note: Revealed type is "float | None"
 Found 2 errors in 1 file (checked 1 source file)
 """
