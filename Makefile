@@ -57,7 +57,8 @@ COMPILED := shardcore/__init__.py $(shell find shardcore plugins -name '*.p[yx][
 demo: .venv-demo/ready  ## the main job
 	.venv-demo/bin/shardcore demo $(DEMO_ARGS)
 
-DOCTESTS := --doctest-modules shardcore backends plugins --ignore=backends/shardcore_pjrt
+DOCTESTS := --doctest-modules shardcore backends plugins --ignore=backends/shardcore_pjrt \
+	--ignore=shardcore/torch
 # Each process takes neighbours, which share what is made once, and then of what others have left.
 IN_PARALLEL := -n auto --dist worksteal
 
@@ -88,7 +89,9 @@ test-peers: .venv-peers/ready  ## against torch, FBGEMM, TensorFlow, SparseCore,
 	JAX_PLATFORMS=cpu PYTHONPATH=tests/peers .venv-peers/bin/python -P -m pytest -p no_skips \
 		tests/shardcore_optimizers/test_optimizers_against_peers.py \
 		tests/shardcore_optimizers/test_optimizers_against_sparsecore.py bench/bench_peers.py \
-		tests/features/test_frames.py
+		tests/features/test_frames.py tests/torch \
+		"tests/test_docs.py::test_code_of_a_page_runs_and_prints_what_is_shown[docs/torch.md]"
+	.venv-peers/bin/python -P -m pytest -q --doctest-modules shardcore/torch
 
 # Seconds of interrupts per mode, backend and pair; every bytecode, 250 forks per mode and backend.
 SECONDS ?= 60

@@ -1,0 +1,204 @@
+"""A lookup as torch's autograd sees it: activations forward, an update of the rows backward.
+
+What the graph holds is the engine's `Lookup`. A forward that leads nowhere goes with its graph, and
+the lookup with it. The tensor ``anchor`` makes the activations require gradients: tables are no
+tensors, so nothing else does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.autograd.function import once_differentiable
+
+from shardcore.engine.embedding import ShardedEmbedding
+from shardcore.engine.handle import Lookup
+from shardcore.errors import ShardcoreRuntimeError
+from shardcore.torch.tensors import as_gradient, as_tensor
+
+__all__ = ["Held", "LookupCall", "look_up"]
+
+Held = dict[Lookup, list[NDArray[Any] | None]]
+"""The lookups whose gradients wait for a step, and the gradients per feature."""
+
+_ANCHOR: Final = torch.empty(0, requires_grad=True)
+
+
+class LookupCall:
+    """One lookup of a module, and what its gradients are to do.
+
+    Parameters
+    ----------
+    engine : ShardedEmbedding
+    nest : callable
+        Puts what there is per feature into the engine's structure.
+    flat : callable
+        Undoes that.
+    update : {"backward", "step"} or None
+        None: rows are not updated.
+    held : dict
+        Where gradients wait, with "step".
+    owner : str
+        The module's class, for messages.
+    leaves : sequence
+        The ids per feature, as the engine takes them.
+    weights : sequence of (array or None)
+    tables : sequence of str
+        The table of each feature.
+    dtypes : sequence of torch.dtype
+        Of the activations of each feature.
+    scale : ndarray or None
+        What to multiply the gradient of the only feature by.
+    """
+
+    def __init__(
+        self,
+        engine: ShardedEmbedding,
+        nest: Callable[[Sequence[Any]], Any],
+        flat: Callable[[Any], list[Any]],
+        update: Literal["backward", "step"] | None,
+        held: Held,
+        owner: str,
+        leaves: Sequence[Any],
+        weights: Sequence[NDArray[Any] | None],
+        tables: Sequence[str],
+        dtypes: Sequence[Any],
+        scale: NDArray[Any] | None,
+    ) -> None:
+        self._engine = engine
+        self._nest, self._flat = nest, flat
+        self._update, self._held, self._owner = update, held, owner
+        self._leaves, self._weights = leaves, weights
+        self._tables, self._dtypes, self._scale = tables, dtypes, scale
+        self._trainable = engine_trains(engine)
+        self._handle: Lookup | None = None
+
+    def forward(self) -> tuple[Any, ...]:
+        """Return the activations per feature."""
+        features, weights = self._nest(self._leaves), self._nest(self._weights)
+        if self._update is not None and self._trainable:
+            self._handle = self._engine.lookup(features, weights)
+            found = self._handle.activations
+        else:
+            found = self._engine(features, weights)
+        return tuple(
+            as_tensor(array).to(dtype)
+            for array, dtype in zip(self._flat(found), self._dtypes, strict=True)
+        )
+
+    def keep_inputs(self, wanted: Sequence[bool]) -> None:
+        """Take copies of what the gradients of weights need, and let go of the rest."""
+        kept = [
+            (_in_one_axis(leaf), table) if want else None
+            for leaf, table, want in zip(self._leaves, self._tables, wanted, strict=True)
+        ]
+        self._kept = kept
+        self._leaves = self._weights = ()
+
+    def backward(
+        self, gradients: Sequence[Any], update: bool, weights: Sequence[bool]
+    ) -> list[Any]:
+        """Update the rows, or keep the gradients; return those of the weights that are wanted."""
+        found: list[Any] = [None] * len(gradients)
+        if update and not self._trainable:
+            raise ShardcoreRuntimeError(
+                f"backward came to {self._owner} without an optimizer: give it optimizer=, such "
+                "as optimizer=shardcore.optimizers.SGD(0.1), or freeze it, with _freeze=True"
+            )
+        given = [None if one is None else as_gradient(one) for one in gradients]
+        for at, want in enumerate(weights):
+            one = given[at]
+            if want and one is not None:
+                found[at] = self._weight_gradient(at, one)
+        if self._scale is not None and given[0] is not None:
+            given[0] = given[0] * self._scale
+        if not update or self._handle is None:
+            return found
+        if self._update == "backward":
+            self._handle.apply_gradients(self._nest(given))
+        else:
+            self._hold(self._handle, given)
+        return found
+
+    def _hold(self, handle: Lookup, gradients: Sequence[NDArray[Any] | None]) -> None:
+        # Copies: whoever gave them may write to them before the step.
+        before = self._held.get(handle)
+        if before is None:
+            self._held[handle] = [None if one is None else one.copy() for one in gradients]
+            return
+        for at, one in enumerate(gradients):  # backward came again, with retain_graph=True
+            old = before[at]
+            if one is not None:
+                before[at] = one.copy() if old is None else old + one
+
+    def _weight_gradient(self, at: int, gradient: NDArray[Any]) -> Any:
+        """Return each occurrence's row times its bag's gradient; weights are of sums only."""
+        kept = self._kept[at]
+        assert kept is not None, "kept for every weight that requires a gradient"
+        (ids, lengths, shape), table = kept
+        rows = self._engine.tables[table].sparse_read(ids).astype(gradient.dtype, copy=False)
+        of_bags = np.repeat(gradient, lengths, axis=0)
+        return torch.from_numpy(np.einsum("ij,ij->i", rows, of_bags).reshape(shape))
+
+
+def engine_trains(engine: ShardedEmbedding) -> bool:
+    """Return whether a table of an engine has an optimizer."""
+    return any(entry["optimizer"] is not None for entry in engine.config()["tables"])
+
+
+def _in_one_axis(leaf: Any) -> tuple[NDArray[Any], Any, tuple[int, ...]]:
+    """Return a copy of the ids in one axis, the lengths of their bags, and the ids' shape."""
+    if isinstance(leaf, tuple):
+        ids, splits = leaf
+        return ids.copy(), np.diff(splits), ids.shape
+    width = leaf.shape[1] if leaf.ndim == 2 else 1
+    return leaf.reshape(-1).copy(), width, leaf.shape
+
+
+class _Lookup(torch.autograd.Function):
+    """The node in torch's graph."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Any, call: LookupCall, *weights: Any) -> tuple[Any, ...]:
+        """Look up."""
+        ctx.call = call
+        ctx.dtypes = [None if one is None else one.dtype for one in weights]
+        ctx.set_materialize_grads(False)
+        found = call.forward()
+        call.keep_inputs(ctx.needs_input_grad[2:])
+        return found
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        """Update, or keep gradients."""
+        update, _, *wanted = ctx.needs_input_grad
+        found = ctx.call.backward(gradients, update, wanted)
+        return (
+            None,
+            None,
+            *(
+                None if one is None else one.to(dtype)
+                for one, dtype in zip(found, ctx.dtypes, strict=True)
+            ),
+        )
+
+
+def look_up(call: LookupCall, weights: Sequence[Any], update: bool) -> tuple[Any, ...]:
+    """Return the activations of a call, which require gradients where something asks for them.
+
+    Parameters
+    ----------
+    call : LookupCall
+    weights : sequence of (tensor or None)
+        As the call has them, for torch to differentiate.
+    update : bool
+        Whether the rows are to be updated.
+    """
+    anchor = _ANCHOR if update else _ANCHOR.detach()
+    found: tuple[Any, ...] = _Lookup.apply(anchor, call, *weights)
+    return found

@@ -1,0 +1,176 @@
+"""`torch.nn.Embedding`, with an engine's table."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from shardcore.backend.base import Backend
+from shardcore.errors import ShardcoreValueError
+from shardcore.optimizer.base import Optimizer
+from shardcore.torch.calls import ids_of
+from shardcore.torch.single import TABLE, OneTable
+from shardcore.torch.tensors import as_tensor
+
+__all__ = ["Embedding"]
+
+
+class Embedding(OneTable):
+    """Rows of a table, one per id, as `torch.nn.Embedding`.
+
+    Parameters
+    ----------
+    num_embeddings, embedding_dim : int
+        Rows and columns.
+    padding_idx : int, optional
+        A row that is looked up and never updated.
+    max_norm, norm_type, scale_grad_by_freq, sparse, _weight, _freeze, device, dtype, optimizer, \
+backend, update
+        As `EmbeddingBag`.
+
+    Raises
+    ------
+    ShardcoreTypeError, ShardcoreValueError
+        If an argument breaks its rule.
+
+    Examples
+    --------
+    >>> import shardcore as sc
+    >>> words = Embedding(10, 2, _weight=torch.ones(10, 2), optimizer=sc.optimizers.SGD(0.5))
+    >>> words(torch.tensor([[1, 2, 1]])).sum().backward()
+    >>> words.weight[:3, 0]
+    TableCopy([1.0000, 0.0000, 0.5000])
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+        _weight: Any = None,
+        _freeze: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        optimizer: Optimizer | None = None,
+        backend: str | Backend | None = None,
+        update: Literal["backward", "step"] = "backward",
+    ) -> None:
+        super().__init__(
+            num_embeddings,
+            embedding_dim,
+            padding_idx,
+            max_norm,
+            norm_type,
+            scale_grad_by_freq,
+            sparse,
+            _weight,
+            _freeze,
+            device,
+            dtype,
+            "sum",
+            optimizer,
+            backend,
+            update,
+        )
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        embeddings: Any,
+        freeze: bool = True,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+        *,
+        optimizer: Optimizer | None = None,
+        backend: str | Backend | None = None,
+        update: Literal["backward", "step"] = "backward",
+    ) -> Embedding:
+        """Return a module with a copy of these rows, frozen unless ``freeze=False``.
+
+        Parameters
+        ----------
+        embeddings : tensor, shape (rows, dim)
+        freeze : bool
+            Whether the rows are never updated; False goes with an `optimizer`.
+        padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse, optimizer, backend, update
+            As the class.
+
+        Examples
+        --------
+        >>> Embedding.from_pretrained(torch.ones(3, 2))(torch.tensor([2]))
+        tensor([[1., 1.]])
+        """
+        if not isinstance(embeddings, torch.Tensor) or embeddings.dim() != 2:
+            raise ShardcoreValueError("embeddings must be a tensor of rank 2")
+        rows, dim = embeddings.shape
+        return cls(
+            rows,
+            dim,
+            padding_idx=padding_idx,
+            max_norm=max_norm,
+            norm_type=norm_type,
+            scale_grad_by_freq=scale_grad_by_freq,
+            sparse=sparse,
+            _weight=embeddings,
+            _freeze=freeze,
+            optimizer=optimizer,
+            backend=backend,
+            update=update,
+        )
+
+    def forward(self, input: Any) -> Any:
+        """Return the rows of ids.
+
+        Parameters
+        ----------
+        input : tensor of int64 or int32, any shape
+            Or a nested tensor, jagged: then the rows are one too.
+
+        Returns
+        -------
+        tensor, shape (*input.shape, embedding_dim)
+
+        Raises
+        ------
+        ShardcoreTypeError, ShardcoreValueError, ShardcoreIndexError
+            If an argument breaks its rule.
+        """
+        if isinstance(input, torch.Tensor) and input.is_nested:
+            if input.layout != torch.jagged or input.dim() != 2:
+                raise ShardcoreValueError(
+                    "input must be a nested tensor of rank 2 with layout=torch.jagged, "
+                    f"got rank {input.dim()} and {input.layout}"
+                )
+            rows = self._rows(input.values())
+            return torch.nested.nested_tensor_from_jagged(rows, input.offsets())
+        return self._rows(input)
+
+    def _rows(self, input: Any) -> Any:
+        given = ids_of(input, "input")
+        ids = given.reshape(-1)
+        self._renormalise(ids)
+        leaf: Any = ids
+        padded = None
+        if self.padding_idx is not None:
+            padded = ids == self.padding_idx
+            if padded.any():  # bags without an id: no gradient can reach the row
+                splits = np.zeros(ids.size + 1, np.int64)
+                np.cumsum(~padded, out=splits[1:])
+                leaf = (ids[~padded], splits)
+            else:
+                padded = None
+        rows = self._one(given, leaf, scale=self._scale(ids))
+        if padded is not None:
+            row = as_tensor(self._engine.tables[TABLE][self.padding_idx])
+            rows = torch.where(torch.from_numpy(padded)[:, None], row, rows)
+        return rows.reshape(*input.shape, self.embedding_dim)
