@@ -2,7 +2,9 @@
 
 What the graph holds is the engine's `Lookup`. A forward that leads nowhere goes with its graph, and
 the lookup with it. The tensor ``anchor`` makes the activations require gradients: tables are no
-tensors, so nothing else does.
+tensors, so nothing else does. Where gradients of weights may be asked for too, the update is a node
+of its own, between the anchor and the lookup: ``torch.autograd.grad(loss, weights)`` then leads to
+the lookup and not to the update.
 """
 
 from __future__ import annotations
@@ -74,13 +76,13 @@ class LookupCall:
         self._update, self._held, self._owner = update, held, owner
         self._leaves, self._weights = leaves, weights
         self._tables, self._dtypes, self._scale = tables, dtypes, scale
-        self._trainable = engine_trains(engine)
         self._handle: Lookup | None = None
+        self._given: list[NDArray[Any] | None] = []
 
     def forward(self) -> tuple[Any, ...]:
         """Return the activations per feature."""
         features, weights = self._nest(self._leaves), self._nest(self._weights)
-        if self._update is not None and self._trainable:
+        if self._update is not None:
             self._handle = self._engine.lookup(features, weights)
             found = self._handle.activations
         else:
@@ -99,30 +101,31 @@ class LookupCall:
         self._kept = kept
         self._leaves = self._weights = ()
 
-    def backward(
-        self, gradients: Sequence[Any], update: bool, weights: Sequence[bool]
-    ) -> list[Any]:
-        """Update the rows, or keep the gradients; return those of the weights that are wanted."""
+    def backward(self, gradients: Sequence[Any], wanted: Sequence[bool]) -> list[Any]:
+        """Read the gradients that came; return those of the weights that are wanted."""
         found: list[Any] = [None] * len(gradients)
-        if update and not self._trainable:
-            raise ShardcoreRuntimeError(
-                f"backward came to {self._owner} without an optimizer: give it optimizer=, such "
-                "as optimizer=shardcore.optimizers.SGD(0.1), or freeze it, with _freeze=True"
-            )
         given = [None if one is None else as_gradient(one) for one in gradients]
-        for at, want in enumerate(weights):
+        for at, want in enumerate(wanted):
             one = given[at]
             if want and one is not None:
                 found[at] = self._weight_gradient(at, one)
         if self._scale is not None and given[0] is not None:
             given[0] = given[0] * self._scale
-        if not update or self._handle is None:
-            return found
+        self._given = given
+        return found
+
+    def apply(self) -> None:
+        """Update the rows by the gradients that came last, or keep them for a step."""
+        if self._handle is None:
+            raise ShardcoreRuntimeError(
+                f"backward came to {self._owner} without an optimizer: give it optimizer=, such "
+                "as optimizer=shardcore.optimizers.SGD(0.1), or freeze it, with _freeze=True"
+            )
+        given, self._given = self._given, []
         if self._update == "backward":
             self._handle.apply_gradients(self._nest(given))
         else:
             self._hold(self._handle, given)
-        return found
 
     def _hold(self, handle: Lookup, gradients: Sequence[NDArray[Any] | None]) -> None:
         # Copies: whoever gave them may write to them before the step.
@@ -143,11 +146,6 @@ class LookupCall:
         rows = self._engine.tables[table].sparse_read(ids).astype(gradient.dtype, copy=False)
         of_bags = np.repeat(gradient, lengths, axis=0)
         return torch.from_numpy(np.einsum("ij,ij->i", rows, of_bags).reshape(shape))
-
-
-def engine_trains(engine: ShardedEmbedding) -> bool:
-    """Return whether a table of an engine has an optimizer."""
-    return any(entry["optimizer"] is not None for entry in engine.config()["tables"])
 
 
 def _in_one_axis(leaf: Any) -> tuple[NDArray[Any], Any, tuple[int, ...]]:
@@ -175,17 +173,36 @@ class _Lookup(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-        """Update, or keep gradients."""
-        update, _, *wanted = ctx.needs_input_grad
-        found = ctx.call.backward(gradients, update, wanted)
+        """Return the gradients of weights; update, unless another node does."""
+        anchored, _, *wanted = ctx.needs_input_grad
+        found = ctx.call.backward(gradients, wanted)
+        if anchored and not any(wanted):
+            ctx.call.apply()
         return (
-            None,
+            torch.empty(0) if anchored else None,
             None,
             *(
                 None if one is None else one.to(dtype)
                 for one, dtype in zip(found, ctx.dtypes, strict=True)
             ),
         )
+
+
+class _Update(torch.autograd.Function):
+    """The node behind that of a lookup whose weights may be all that is asked for."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Any, call: LookupCall) -> Any:
+        """Return what the lookup hangs on."""
+        ctx.call = call
+        return torch.empty(0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Any) -> tuple[None, None]:
+        """Update, or keep gradients."""
+        ctx.call.apply()
+        return None, None
 
 
 def look_up(call: LookupCall, weights: Sequence[Any], update: bool) -> tuple[Any, ...]:
@@ -199,6 +216,9 @@ def look_up(call: LookupCall, weights: Sequence[Any], update: bool) -> tuple[Any
     update : bool
         Whether the rows are to be updated.
     """
-    anchor = _ANCHOR if update else _ANCHOR.detach()
+    anchor: Any = None
+    if update:
+        differentiated = any(one is not None and one.requires_grad for one in weights)
+        anchor = _Update.apply(_ANCHOR, call) if differentiated else _ANCHOR
     found: tuple[Any, ...] = _Lookup.apply(anchor, call, *weights)
     return found

@@ -136,7 +136,7 @@ class EngineModule(torch.nn.Module):
             self._engine,
             self._nest,
             self._flat,
-            self.update if update else None,
+            self.update if update and self.optimizer is not None else None,
             self._held,
             type(self).__name__,
             leaves,
