@@ -158,7 +158,7 @@ backend, update
     def _rows(self, input: Any) -> Any:
         given = ids_of(input, "input")
         ids = given.reshape(-1)
-        self._renormalise(ids)
+        self._renormalise(given)
         leaf: Any = ids
         padded = None
         if self.padding_idx is not None:

@@ -15,15 +15,27 @@ from numpy.typing import NDArray
 
 from shardcore.backend.base import Backend
 from shardcore.checkpoint.boxes import whole
-from shardcore.checkpoint.state import SavedTensor
+from shardcore.checkpoint.state import RestorePlan, SavedTensor
 from shardcore.engine.embedding import ShardedEmbedding
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError, shown
 from shardcore.optimizer.base import Optimizer
+from shardcore.store.work import uninterrupted
 from shardcore.torch.autograd import Held, LookupCall, look_up
 from shardcore.torch.tensors import as_array, as_tensor
 from shardcore.torch.threads import follow_torch
 
 __all__ = ["EngineModule"]
+
+
+def _carry_out(plan: RestorePlan, arrays: Mapping[str, NDArray[Any]]) -> None:
+    try:
+        plan.begin()
+        for name, write in plan.writes.items():
+            write(whole(arrays[name].shape), arrays[name])
+    except BaseException:
+        plan.abort()
+        raise
+    plan.commit()
 
 
 class EngineModule(torch.nn.Module):
@@ -184,14 +196,7 @@ class EngineModule(torch.nn.Module):
             metadata["step"] = int(state["step"])
         saved = {name: SavedTensor(array.shape, array.dtype) for name, array in arrays.items()}
         plan = engine.checkpoint_restore(metadata, saved, slots="load")
-        try:
-            plan.begin()
-            for name, write in plan.writes.items():
-                write(whole(arrays[name].shape), arrays[name])
-        except BaseException:
-            plan.abort()
-            raise
-        plan.commit()
+        uninterrupted(_carry_out, plan, arrays)
         self._held.clear()
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -246,14 +251,15 @@ class EngineModule(torch.nn.Module):
             )
         for name in ("_engine", "_held"):
             del state[name]
-        state["_saved"] = self._state()
+        # Arrays, and no tensors: those would be put into shared memory for another process.
+        state["_saved"] = {key: as_array(one, key) for key, one in self._state().items()}
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         saved = state.pop("_saved")
         super().__setstate__(state)  # type: ignore[no-untyped-call, unused-ignore]
         self._make_engine({})
-        self._take(saved)
+        self._take({key: as_tensor(one) for key, one in saved.items()})
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         """Refuse what cannot be done to tables, where torch would pass over them in silence."""

@@ -40,11 +40,7 @@ class TableCopy(torch.Tensor):
 
 
 def _writes(name: str) -> bool:
-    return (name.endswith("_") and not name.endswith("__")) or name in (
-        "__setitem__",
-        "__set__",
-        *(f"__i{operator}__" for operator in ("add", "sub", "mul", "truediv", "pow", "floordiv")),
-    )
+    return (name.endswith("_") and not name.endswith("__")) or name == "__setitem__"
 
 
 def table_copy(rows: Any) -> Any:

@@ -15,7 +15,15 @@ from shardcore.store.threads import get_num_threads, set_num_threads
 __all__ = ["follow_torch"]
 
 _told = "SHARDCORE_NUM_THREADS" in os.environ
-_followed = get_num_threads()  # the last number that was not set by a user
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+_followed = _cores()  # the last number that no user has set: first the default
 
 
 def follow_torch() -> None:

@@ -1,4 +1,4 @@
-"""What torch's autograd makes of a lookup: updates, steps, abandoned forwards, weights' gradients."""
+"""What torch's autograd makes of a lookup: updates, steps, and gradients of weights."""
 
 from __future__ import annotations
 
