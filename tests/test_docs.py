@@ -8,6 +8,7 @@ the other, in a process of their own, and print what the comments beside them sh
 from __future__ import annotations
 
 import ast
+import importlib.util
 import io
 import json
 import os
@@ -28,6 +29,9 @@ PACKAGES = {
     "docs/writing-an-optimizer.md": SITE / "acme_optimizer",
     "docs/an-optimizer-in-c.md": SITE / "acme_lion",
 }
+NEEDED = {"docs/torch.md": "torch"}
+"""What the code of a page needs beside what all tests need; where it is missing, it is skipped."""
+
 PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in ROOT.glob("docs/*.md"))]
 
 pytestmark = pytest.mark.skipif(
@@ -114,6 +118,8 @@ def differences(code: str, folder: Path) -> list[str]:
 @pytest.mark.parametrize("page", PAGES)
 def test_code_of_a_page_runs_and_prints_what_is_shown(page, tmp_path):
     code = code_of(page)
+    if page in NEEDED and importlib.util.find_spec(NEEDED[page]) is None:
+        pytest.skip(f"{NEEDED[page]} is not installed")
     if not code:
         pytest.skip("the page has no code to run")
     assert differences(code, tmp_path) == []

@@ -205,6 +205,7 @@ def test_nested_input_is_jagged_and_comes_alone():
 def test_gradients_must_be_finite():
     module = bag()
     out = module(TWO)
-    with pytest.raises(sc.ShardcoreError, match=r"^gradients must be finite, got nan at position \[0, 0\]$"):
+    told = "gradients must be finite in float32: gradients[0, 0] = nan"
+    with pytest.raises(sc.ShardcoreError, match=f"^{re.escape(told)}$"):
         out.backward(torch.full((2, 2), torch.nan))
     assert module.engine.step == 0
