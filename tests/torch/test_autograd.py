@@ -122,7 +122,8 @@ def test_recomputed_forwards_update_once():
 
 
 @pytest.mark.parametrize("how", ["no_grad", "inference_mode", "eval", "frozen"])
-def test_without_training_nothing_is_kept(how):
+def test_without_training_nothing_is_kept(how, monkeypatch):
+    monkeypatch.delattr(sc.ShardedEmbedding, "lookup")  # which makes a handle
     module = bag(_freeze=True, optimizer=None) if how == "frozen" else bag()
     if how == "eval":
         module.eval()
@@ -190,13 +191,29 @@ def test_gradients_of_weights_are_of_the_rows_before_the_update(update):
 
 def test_a_caller_may_use_ids_and_weights_again_before_backward():
     module = bag()
+    module.engine.tables["embedding"][2] = 3
     ids, weights = IDS.clone(), torch.full((2, 2), 2.0, requires_grad=True)
     out = module(ids, per_sample_weights=weights)
     ids.fill_(5)
     with torch.no_grad():
         weights.fill_(100)
     out.sum().backward()
-    assert column(module) == [1, 0, -1, 1, 0, 1]
+    assert column(module) == [1, 0, 1, 1, 0, 1]
+    assert weights.grad.tolist() == [[2, 6], [6, 2]]
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max", "Embedding"])
+def test_a_padding_row_is_not_touched(mode):
+    """Not by weight decay either, which moves rows that are named, whatever their gradient."""
+    optimizer = sc.optimizers.SGD(0.5, weight_decay_factor=0.5)
+    if mode == "Embedding":
+        module = st.Embedding(6, 2, 2, _weight=torch.ones(6, 2), optimizer=optimizer)
+    else:
+        module = bag(mode=mode, padding_idx=2, optimizer=optimizer)
+    module(IDS).sum().backward()
+    assert column(module)[2] == 1
+    assert column(module)[1] != 1
+    assert module.engine.metrics()["unique_rows"] == 2
 
 
 def test_gradients_that_are_views_are_taken():

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import pytest
+
+
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def run(code):
@@ -44,6 +48,7 @@ def test_without_torch_the_import_says_so():
         ("sc.set_num_threads(7); torch.set_num_threads(3)", "", 7),
         ("torch.set_num_threads(3)", "sc.set_num_threads(7); torch.set_num_threads(2)", 7),
         ("os.environ['SHARDCORE_NUM_THREADS'] = '6'; torch.set_num_threads(3)", "", 6),
+        (f"os.environ['SHARDCORE_NUM_THREADS'] = '{CORES}'", "torch.set_num_threads(64)", CORES),
     ],
 )
 def test_threads_are_torchs_unless_told(before, then, threads):
