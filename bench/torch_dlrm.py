@@ -99,9 +99,9 @@ def plain(sizes: Sizes, make: Callable[..., Any], sparse: bool) -> tuple[Any, li
         torch.nn.EmbeddingBag(sizes.rows, DIM, mode="sum", sparse=sparse) for _ in range(TABLES)
     ]
     optimizer = make([one.weight for one in tables])
-    return lambda ids: torch.cat(
-        [one(bag) for one, bag in zip(tables, ids, strict=True)], dim=1
-    ), [optimizer]
+    return lambda ids: torch.cat([one(bag) for one, bag in zip(tables, ids, strict=True)], dim=1), [
+        optimizer
+    ]
 
 
 def modules(sizes: Sizes, optimizer: Any) -> tuple[Any, list[Any]]:

@@ -8,7 +8,6 @@ import sys
 
 import pytest
 
-
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
