@@ -38,6 +38,7 @@ from shardcore.torch.collections import (
     EmbeddingBagConfig,
     EmbeddingCollection,
     EmbeddingConfig,
+    FeatureModule,
     JaggedTensor,
     KeyedTensor,
 )
@@ -52,6 +53,7 @@ __all__ = [
     "EmbeddingCollection",
     "EmbeddingConfig",
     "EngineModule",
+    "FeatureModule",
     "JaggedTensor",
     "KeyedTensor",
     "TorchMissingError",

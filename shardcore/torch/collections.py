@@ -20,7 +20,7 @@ from shardcore.errors import ShardcoreError, ShardcoreTypeError, ShardcoreValueE
 from shardcore.features.config import FeatureConfig, TableConfig
 from shardcore.initializers import FromArray, Uniform
 from shardcore.optimizer.base import Optimizer
-from shardcore.torch.calls import ids_of, row_splits_of
+from shardcore.torch.calls import ids_of, read_bags, row_splits_of
 from shardcore.torch.module import EngineModule
 from shardcore.torch.tensors import check_place, numpy_dtype
 
@@ -29,9 +29,13 @@ __all__ = [
     "EmbeddingBagConfig",
     "EmbeddingCollection",
     "EmbeddingConfig",
+    "FeatureModule",
     "JaggedTensor",
     "KeyedTensor",
 ]
+
+_NOTHING: Final = (np.empty(0, np.int64), np.zeros(1, np.int64))
+"""No bags: of a feature that a lookup leaves out."""
 
 _COMBINERS: Final = {"SUM": "sum", "MEAN": "mean"}
 
@@ -203,7 +207,7 @@ class _Collection(EngineModule):
             )
         if not isinstance(is_weighted, bool):
             raise ShardcoreTypeError(f"is_weighted must be a bool, got {shown(is_weighted)}")
-        self._is_weighted = is_weighted
+        self._is_weighted, self._pooled = is_weighted, pooled
         self._tables = [_read_table(one, at, pooled) for at, one in enumerate(tables)]
         users: dict[str, int] = {}
         for table in self._tables:
@@ -255,6 +259,29 @@ class _Collection(EngineModule):
             [one.table.name for one in self._all],
             [one.table.dtype for one in self._all],
         )
+
+    def feature(self, key: str) -> FeatureModule:
+        """Return a module for one feature, over the same tables.
+
+        For layers that look up for themselves. With ``update="step"`` all of them, and this
+        collection, are updated by one `step`. The collection must be part of the model too: it
+        holds the tables.
+
+        Parameters
+        ----------
+        key : str
+            A feature, or ``feature@table`` where several tables have it.
+
+        Raises
+        ------
+        ShardcoreValueError
+            If there is none of that name.
+        """
+        for at, one in enumerate(self._all):
+            if one.key == key:
+                return FeatureModule(self, at)
+        known = ", ".join(repr(one.key) for one in self._all)
+        raise ShardcoreValueError(f"key must be one of {known}, got {shown(key)}")
 
     def _inputs(self, features: Any) -> dict[str, tuple[NDArray[Any], NDArray[np.int64], Any]]:
         """Return ids, row splits and weights of every feature that a table asks for."""
@@ -350,6 +377,67 @@ class _Collection(EngineModule):
         """Return the tables, and what updates them."""
         tables = ", ".join(f"{one.name} {one.rows}x{one.dim}" for one in self._tables)
         return f"{tables}; optimizer={self.optimizer!r}"
+
+
+class FeatureModule(torch.nn.Module):
+    """One feature of a collection, called as `EmbeddingBag`, or as `Embedding` where none pools.
+
+    Made by ``collection.feature(key)``.
+
+    Parameters
+    ----------
+    collection : EmbeddingBagCollection or EmbeddingCollection
+    at : int
+        Which of its features.
+
+    Examples
+    --------
+    >>> tables = [EmbeddingBagConfig(10, 4, "user", ["clicks", "likes"])]
+    >>> bags = EmbeddingBagCollection(tables)
+    >>> bags.feature("clicks")(torch.tensor([[1, 2]])).shape
+    torch.Size([1, 4])
+    """
+
+    def __init__(self, collection: _Collection, at: int) -> None:
+        super().__init__()
+        self._collection = (collection,)  # no submodule: its tables are saved where it is one
+        self._at = at
+
+    def forward(self, input: Any, offsets: Any = None, per_sample_weights: Any = None) -> Any:
+        """Return the rows of ids, combined per bag where the collection pools.
+
+        Parameters
+        ----------
+        input, offsets, per_sample_weights
+            As of `EmbeddingBag`, without the last offset; or `input` alone, as of `Embedding`.
+
+        Raises
+        ------
+        ShardcoreTypeError, ShardcoreValueError, ShardcoreIndexError
+            If an argument breaks its rule.
+        """
+        (collection,) = self._collection
+        own = collection._all[self._at]
+        leaf: Any
+        if collection._pooled:
+            if per_sample_weights is not None and own.table.combiner != "sum":
+                raise ShardcoreValueError(
+                    "per_sample_weights must be None with pooling='mean': only 'sum' takes them"
+                )
+            bags = read_bags(input, offsets, per_sample_weights, include_last=False)
+            leaf, own_weights = bags.leaf, bags.weights
+        else:
+            leaf, own_weights = ids_of(input, "input").reshape(-1), None
+        count = len(collection._all)
+        leaves = [leaf if at == self._at else _NOTHING for at in range(count)]
+        weights = [own_weights if at == self._at else None for at in range(count)]
+        rows = collection._found(leaves, weights)[self._at]
+        return rows if collection._pooled else rows.reshape(*input.shape, own.table.dim)
+
+    def extra_repr(self) -> str:
+        """Return the feature and its table."""
+        own = self._collection[0]._all[self._at]
+        return f"{own.key!r} of table {own.table.name!r}"
 
 
 class EmbeddingBagCollection(_Collection):

@@ -202,6 +202,57 @@ def test_first_values_are_torchrecs():
     assert abs(rows.std() - 0.01 / 3**0.5) < 1e-4
 
 
+def test_modules_over_one_engine_step_together():
+    ours = st.EmbeddingBagCollection(TABLES, optimizer=sc.optimizers.SGD(0.5), update="step")
+    theirs = peers(ours, {"user": "sum", "item": "mean"})
+    optimizer = torch.optim.SGD([p for one in theirs.values() for p in one.parameters()], lr=0.5)
+    clicks, seen = ours.feature("clicks"), ours.feature("seen")
+    assert repr(seen) == "FeatureModule('seen' of table 'item')"
+    ids, offsets = torch.tensor([1, 2, 2, 4]), torch.tensor([0, 1])
+    more = torch.tensor([[1, 2]])
+    for first, second, third in (
+        (clicks(ids, offsets), seen(more), clicks(more)),
+        (theirs["user"](ids, torch.tensor([0, 1, 4])), theirs["item"](more), theirs["user"](more)),
+    ):
+        ((first**2).sum() + (second * 3).sum() + third.sum()).backward()
+    optimizer.step()
+    assert ours.engine.step == 0
+    ours.step()
+    assert (ours.engine.step, ours.engine.in_flight) == (1, 0)
+    for name, one in theirs.items():
+        rows = torch.from_numpy(ours.engine.tables[name].numpy())
+        torch.testing.assert_close(rows, one.weight.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_module_of_one_feature_updates_at_once_and_takes_weights():
+    ours = st.EmbeddingBagCollection(TABLES, optimizer=sc.optimizers.SGD(0.5))
+    before = ours.state_dict()
+    weights = torch.tensor([[2.0, 0.0]], requires_grad=True)
+    ours.feature("clicks")(torch.tensor([[1, 2]]), per_sample_weights=weights).sum().backward()
+    after = ours.state_dict()
+    rows = {key: before[key] - after[key] for key in before}
+    assert rows["embedding_bags.user.weight"][:3].round(decimals=4).tolist() == [
+        [0, 0], [1, 1], [0, 0]
+    ]  # fmt: skip
+    assert not rows["embedding_bags.item.weight"].any()
+    torch.testing.assert_close(
+        weights.grad[0], before["embedding_bags.user.weight"][1:3].sum(dim=1)
+    )
+    told = "per_sample_weights must be None with pooling='mean': only 'sum' takes them"
+    with pytest.raises(sc.ShardcoreError, match=f"^{re.escape(told)}$"):
+        ours.feature("seen")(torch.tensor([[1, 2]]), per_sample_weights=torch.ones(1, 2))
+    told = "key must be one of 'clicks', 'likes@user', 'seen', 'likes@item', got 'likes'"
+    with pytest.raises(sc.ShardcoreError, match=f"^{re.escape(told)}$"):
+        ours.feature("likes")
+
+
+def test_a_module_of_rows_has_the_shape_of_its_ids():
+    ours = st.EmbeddingCollection([st.EmbeddingConfig(7, 2, "word", ["text", "title"])])
+    ids = torch.tensor([[1, 2, 3], [3, 2, 1]])
+    rows = torch.from_numpy(ours.engine.tables["word"].numpy())
+    assert torch.equal(ours.feature("title")(ids), rows[ids])
+
+
 IDS = torch.tensor([1, 2, 3])
 SPLITS = torch.tensor([0, 2, 3])
 
