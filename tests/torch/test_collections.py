@@ -238,6 +238,7 @@ def test_a_module_of_one_feature_updates_at_once_and_takes_weights():
     torch.testing.assert_close(
         weights.grad[0], before["embedding_bags.user.weight"][1:3].sum(dim=1)
     )
+    assert ours.feature("clicks")(torch.tensor([[6]])).shape == (1, 2)  # no row of the other table
     told = "per_sample_weights must be None with pooling='mean': only 'sum' takes them"
     with pytest.raises(sc.ShardcoreError, match=f"^{re.escape(told)}$"):
         ours.feature("seen")(torch.tensor([[1, 2]]), per_sample_weights=torch.ones(1, 2))
