@@ -88,7 +88,7 @@ class LookupCall:
         else:
             found = self._engine(features, weights)
         return tuple(
-            as_tensor(array).to(dtype)
+            _of_dtype(as_tensor(array), dtype)
             for array, dtype in zip(self._flat(found), self._dtypes, strict=True)
         )
 
@@ -146,6 +146,11 @@ class LookupCall:
         rows = self._engine.tables[table].sparse_read(ids).astype(gradient.dtype, copy=False)
         of_bags = np.repeat(gradient, lengths, axis=0)
         return torch.from_numpy(np.einsum("ij,ij->i", rows, of_bags).reshape(shape))
+
+
+def _of_dtype(tensor: Any, dtype: Any) -> Any:
+    """Return a tensor in a dtype; one that has it without a call, which would let the GIL go."""
+    return tensor if tensor.dtype == dtype else tensor.to(dtype)
 
 
 def _in_one_axis(leaf: Any) -> tuple[NDArray[Any], Any, tuple[int, ...]]:
