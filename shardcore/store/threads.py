@@ -21,7 +21,7 @@ from shardcore.errors import ShardcoreValueError
 from shardcore.store.work import run_tasks
 from shardcore.validation.shapes import as_count
 
-__all__ = ["get_num_threads", "ranges", "run", "set_num_threads"]
+__all__ = ["cores_of_process", "get_num_threads", "ranges", "run", "set_num_threads"]
 
 _VARIABLE = "SHARDCORE_NUM_THREADS"
 MAX_THREADS = 1024
@@ -81,7 +81,7 @@ def get_num_threads() -> int:
     global _num_threads
     if _num_threads is None:
         text = os.environ.get(_VARIABLE, "")
-        _num_threads = _parsed(text) if text else min(_cores(), MAX_THREADS)
+        _num_threads = _parsed(text) if text else min(cores_of_process(), MAX_THREADS)
     return _num_threads
 
 
@@ -94,7 +94,14 @@ def _parsed(text: str) -> int:
     return int(digits)
 
 
-def _cores() -> int:
+def cores_of_process() -> int:
+    """Return how many cores this process may run on.
+
+    Examples
+    --------
+    >>> cores_of_process() >= 1
+    True
+    """
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -10,20 +10,14 @@ import os
 
 import torch
 
-from shardcore.store.threads import get_num_threads, set_num_threads
+from shardcore.store.threads import cores_of_process, get_num_threads, set_num_threads
 
 __all__ = ["follow_torch"]
 
 _told = "SHARDCORE_NUM_THREADS" in os.environ
 
 
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-_followed = _cores()  # the last number that no user has set: first the default
+_followed = cores_of_process()  # the last number that no user has set: first the default
 
 
 def follow_torch() -> None:

@@ -72,7 +72,7 @@ def test_the_default_is_the_cores_of_this_process(
         monkeypatch.delenv("SHARDCORE_NUM_THREADS", raising=False)
     else:
         monkeypatch.setenv("SHARDCORE_NUM_THREADS", "")
-    assert get_num_threads() == threads._cores() >= 1
+    assert get_num_threads() == threads.cores_of_process() >= 1
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "1025", "two", "1.5", " 2", "1_0", "٣", "9" * 5000])
