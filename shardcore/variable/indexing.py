@@ -202,7 +202,7 @@ def read(store: RowStore, index: Any) -> Any:
         if selection.whole_rows:
             return block.reshape(selection.shape)
         return block[selection.local]
-    if selection.whole_rows and rows.step in (1, -1):
+    if selection.whole_rows:
         return _read_rows(store, rows)
     blocks = list(row_blocks(len(rows), store))
     if len(blocks) == 1:
@@ -400,11 +400,9 @@ def _numbers(rows: range) -> NDArray[np.int64]:
 
 
 def _read_rows(store: RowStore, rows: range) -> NDArray[Any]:
-    if rows.step == 1:
-        return store.read(rows.start, max(rows.start, rows.stop))
-    if rows.step == -1 and rows:
-        return store.read(rows[-1], rows[0] + 1)[::-1]
-    return store.gather(_numbers(rows))
+    if not rows:
+        return store.read(0, 0)
+    return store.read(rows.start, rows.stop, rows.step)
 
 
 def _write_rows(store: RowStore, rows: range, values: NDArray[Any]) -> None:

@@ -50,8 +50,8 @@ class RowStore(Protocol):
     def scatter(self, rows: NDArray[np.int64], values: NDArray[Any]) -> None:
         """Overwrite distinct rows with `values`, ``(len(rows), *row_shape)`` of the same dtype."""
 
-    def read(self, start: int, stop: int) -> NDArray[Any]:
-        """Return the rows ``start`` to ``stop``, ``(stop - start, *row_shape)``."""
+    def read(self, start: int, stop: int, step: int = 1) -> NDArray[Any]:
+        """Return the rows of ``range(start, stop, step)``, in its order."""
 
     def write(self, start: int, stop: int, values: NDArray[Any]) -> None:
         """Overwrite the rows ``start`` to ``stop``."""
@@ -133,10 +133,13 @@ class ArrayRowStore:
         ]
         _change(put_rows, parts)
 
-    def read(self, start: int, stop: int) -> NDArray[Any]:
-        """Return the rows ``start`` to ``stop``."""
-        out = np.empty((stop - start, *self.row_shape), self.dtype)
-        for places, part in self._parts(start, stop):
+    def read(self, start: int, stop: int, step: int = 1) -> NDArray[Any]:
+        """Return the rows of ``range(start, stop, step)``."""
+        rows = range(start, stop, step)
+        if step != 1 and not self._layout.contiguous:
+            return self.gather(np.arange(start, stop, step, dtype=np.int64))
+        out = np.empty((len(rows), *self.row_shape), self.dtype)
+        for places, part in self._parts(rows):
             out[places] = part
         return out
 
@@ -149,7 +152,9 @@ class ArrayRowStore:
             If any shard is read-only.
         """
         self.check_writable()
-        _change(np.copyto, [(part, values[places]) for places, part in self._parts(start, stop)])
+        _change(
+            np.copyto, [(part, values[places]) for places, part in self._parts(range(start, stop))]
+        )
 
     def combine(self, bags: FeatureBags, out: NDArray[Any]) -> bool:
         """Combine the rows of each bag, of C-contiguous shards where they lie."""
@@ -180,16 +185,19 @@ class ArrayRowStore:
         """Return the arrays themselves."""
         return list(self._arrays)
 
-    def _parts(self, start: int, stop: int) -> Iterator[tuple[slice, NDArray[Any]]]:
-        """Yield, of each shard in a range, its places in the range and a view of its rows."""
+    def _parts(self, rows: range) -> Iterator[tuple[slice, NDArray[Any]]]:
+        """Yield, of each shard in a range, its places in the range and a view of its rows.
+
+        Of the layout "mod" for steps of 1 only.
+        """
         if self._layout.contiguous:
-            at = 0
-            for shard, local in self._layout.decompose_slice(slice(start, stop)):
+            at, stop = 0, rows.stop if rows.stop >= 0 else None
+            for shard, local in self._layout.decompose_slice(slice(rows.start, stop, rows.step)):
                 part = self._arrays[shard][local]
                 yield slice(at, at + len(part)), part
                 at += len(part)
             return
-        step = len(self._arrays)
+        step, start, stop = len(self._arrays), rows.start, rows.stop
         for shard, array in enumerate(self._arrays):
             first = (shard - start) % step
             local_start = (start + first) // step
@@ -364,10 +372,15 @@ class BackendRowStore:
         """Overwrite distinct rows."""
         self._change("scatter", rows, values)
 
-    def read(self, start: int, stop: int) -> NDArray[Any]:
-        """Return a copy of the rows [start, stop)."""
-        found: NDArray[Any] = self._call("read", start, stop)
-        return found
+    def read(self, start: int, stop: int, step: int = 1) -> NDArray[Any]:
+        """Return a copy of the rows of ``range(start, stop, step)``."""
+        if step not in (1, -1):
+            return self.gather(np.arange(start, stop, step, dtype=np.int64))
+        backward = step < 0
+        found: NDArray[Any] = self._call(
+            "read", *((stop + 1, start + 1) if backward else (start, stop))
+        )
+        return found[::-1] if backward else found
 
     def write(self, start: int, stop: int, values: NDArray[Any]) -> None:
         """Overwrite the rows [start, stop)."""

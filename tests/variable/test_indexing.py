@@ -32,9 +32,10 @@ class CountingStore(ArrayRowStore):
         self._count(len(rows))
         return super().gather(rows)
 
-    def read(self, start: int, stop: int) -> np.ndarray:
-        self._count(stop - start)
-        return super().read(start, stop)
+    def read(self, start: int, stop: int, step: int = 1) -> np.ndarray:
+        if step == 1 or self.layout.contiguous:  # others are gathered, and counted there
+            self._count(len(range(start, stop, step)))
+        return super().read(start, stop, step)
 
     def _count(self, rows: int) -> None:
         self.rows_read += rows

@@ -150,8 +150,8 @@ class ForeignStore:
     def scatter(self, rows: np.ndarray, values: np.ndarray) -> None:
         self.rows.update(zip(rows.tolist(), values.copy(), strict=True))
 
-    def read(self, start: int, stop: int) -> np.ndarray:
-        return self.gather(np.arange(start, stop))
+    def read(self, start: int, stop: int, step: int = 1) -> np.ndarray:
+        return self.gather(np.arange(start, stop, step))
 
     def write(self, start: int, stop: int, values: np.ndarray) -> None:
         self.scatter(np.arange(start, stop), values)
