@@ -277,9 +277,9 @@ class Supervised:
     def line(self, word):
         """Return the next line of the supervisor that begins with a word, without that."""
         for line in self.process.stdout:
-            first, *rest = line.split()
-            if first == word:
-                return rest
+            words = line.split()  # none where a library in the processes printed an empty line
+            if words[:1] == [word]:
+                return words[1:]
         raise AssertionError(f"the supervisor ended without a word: {self.errors.read_text()}")
 
     def wait_for_step(self, step):
