@@ -10,6 +10,7 @@ and another thread may write to them. The loops are written once, for any `Way`;
 compiler makes a loop for each, without a branch for the way inside.
 """
 
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
@@ -39,7 +40,7 @@ cdef struct Divisor:    # see divisor_of
     uint32_t factor
     int shift
 
-cdef struct Placement:
+cdef struct Rule:
     Way way
     int64_t rows
     int64_t shards
@@ -77,36 +78,72 @@ cdef Divisor divisor_of(int64_t divisor) noexcept nogil:
     return found
 
 
-cdef Placement by_ranges(const int64_t[::1] offsets, const int32_t[::1] first, int shift,
-                         Py_ssize_t reach, int64_t size) noexcept nogil:
-    """Return how ranges place rows; `size` is that of all but the last, or 0 where they differ."""
-    cdef Placement placement
-    memset(&placement, 0, sizeof(Placement))
-    placement.shards = offsets.shape[0] - 1
-    placement.rows = offsets[placement.shards]
-    placement.offsets, placement.first, placement.shift = &offsets[0], &first[0], shift
-    if 0 < size and placement.rows - 1 <= SMALL:
-        placement.way = BLOCKS
-        placement.size = size
-        placement.divisor = divisor_of(size)
-    else:
-        placement.way = COMPARE if reach <= 1 else SEARCH
-    return placement
+cdef class Placement:
+    """How a layout places rows over shards: as ranges with these offsets, or as "mod".
+
+    Made once for a layout; holds on to the arrays that its rule points into, which must never change.
+    """
+    cdef Rule rule
+    cdef readonly object offsets
+    cdef readonly bytes first       # int32
+    cdef readonly int shift
+    cdef readonly Py_ssize_t reach
+    cdef readonly int64_t size
+
+    @staticmethod
+    def ranges(offsets, Py_ssize_t cells, int shift, int64_t size):
+        """Return that of ranges; `size` is that of all but the last, or 0 where they differ.
+
+        `first` is the shard of the first row of every cell of 2**shift rows, O(s), and `reach` how
+        many shards, at most, lie between one cell's and the next's.
+        """
+        cdef Placement placement = Placement.__new__(Placement)
+        cdef const int64_t[::1] borders = offsets
+        cdef int32_t* first
+        placement.first = PyBytes_FromStringAndSize(NULL, cells * sizeof(int32_t))
+        first = <int32_t*>PyBytes_AS_STRING(placement.first)
+        placement.offsets, placement.shift, placement.size = offsets, shift, size
+        placement.reach = fill_cells(first, cells, shift, borders)
+        placement.rule.offsets, placement.rule.first = &borders[0], first
+        placement.rule.shards = borders.shape[0] - 1
+        placement.rule.rows = borders[placement.rule.shards]
+        placement.rule.shift = shift
+        if 0 < size and placement.rule.rows - 1 <= SMALL:
+            placement.rule.way = BLOCKS
+            placement.rule.size = size
+            placement.rule.divisor = divisor_of(size)
+        else:
+            placement.rule.way = COMPARE if placement.reach <= 1 else SEARCH
+        return placement
+
+    @staticmethod
+    def mod(int64_t rows, int64_t shards):
+        cdef Placement placement = Placement.__new__(Placement)
+        placement.rule.rows, placement.rule.shards = rows, shards
+        if rows - 1 <= SMALL and shards - 1 <= SMALL:
+            placement.rule.way = MOD
+            placement.rule.divisor = divisor_of(shards)
+        elif rows < <int64_t>1 << 53:
+            placement.rule.way = MOD_RECIPROCAL
+            placement.rule.inverse = 1.0 / <double>shards
+        else:
+            placement.rule.way = MOD_DIVIDE
+        return placement
 
 
-cdef Placement by_mod(int64_t rows, int64_t shards) noexcept nogil:
-    cdef Placement placement
-    memset(&placement, 0, sizeof(Placement))
-    placement.rows, placement.shards = rows, shards
-    if rows - 1 <= SMALL and shards - 1 <= SMALL:
-        placement.way = MOD
-        placement.divisor = divisor_of(shards)
-    elif rows < <int64_t>1 << 53:
-        placement.way = MOD_RECIPROCAL
-        placement.inverse = 1.0 / <double>shards
-    else:
-        placement.way = MOD_DIVIDE
-    return placement
+cdef Py_ssize_t fill_cells(int32_t* first, Py_ssize_t cells, int shift,
+                           const int64_t[::1] offsets) noexcept nogil:
+    """Write the shard of each cell's first row, the last one again at the end; return the reach."""
+    cdef Py_ssize_t cell, shard = 0, before, reach = 0, last = offsets.shape[0] - 2
+    for cell in range(cells):
+        before = shard
+        # offsets[shard + 1] <= cell << shift, without the shift that could overflow
+        while shard < last and (offsets[shard + 1] - 1) >> shift < cell:
+            shard += 1
+        first[cell] = <int32_t>shard
+        if cell > 0 and shard - before > reach:
+            reach = shard - before
+    return reach
 
 
 # --- one id ------------------------------------------------------------------------------------
@@ -144,28 +181,28 @@ cdef inline int64_t reciprocal(int64_t row, int64_t shards, double inverse) noex
     return q
 
 
-cdef inline Spot spot_of(Way way, int64_t row, Placement placement) noexcept nogil:
+cdef inline Spot spot_of(Way way, int64_t row, Rule rule) noexcept nogil:
     cdef Spot spot
     cdef int64_t cell
     if way == BLOCKS:
-        spot.shard = quotient(row, placement.divisor)
-        spot.local = row - spot.shard * placement.size
+        spot.shard = quotient(row, rule.divisor)
+        spot.local = row - spot.shard * rule.size
     elif way == COMPARE or way == SEARCH:
-        cell = row >> placement.shift
-        spot.shard = placement.first[cell]
+        cell = row >> rule.shift
+        spot.shard = rule.first[cell]
         if way == COMPARE:
-            spot.shard += placement.offsets[spot.shard + 1] <= row
+            spot.shard += rule.offsets[spot.shard + 1] <= row
         else:
-            spot.shard = range_of(placement.offsets, spot.shard, placement.first[cell + 1] + 1, row)
-        spot.local = row - placement.offsets[spot.shard]
+            spot.shard = range_of(rule.offsets, spot.shard, rule.first[cell + 1] + 1, row)
+        spot.local = row - rule.offsets[spot.shard]
     else:
         if way == MOD:
-            spot.local = quotient(row, placement.divisor)
+            spot.local = quotient(row, rule.divisor)
         elif way == MOD_RECIPROCAL:
-            spot.local = reciprocal(row, placement.shards, placement.inverse)
+            spot.local = reciprocal(row, rule.shards, rule.inverse)
         else:
-            spot.local = row // placement.shards
-        spot.shard = row - spot.local * placement.shards
+            spot.local = row // rule.shards
+        spot.shard = row - spot.local * rule.shards
     return spot
 
 
@@ -233,59 +270,59 @@ cdef Py_ssize_t take(const index_t* ids__n, Py_ssize_t n, int64_t rows,
 # --- all ids -----------------------------------------------------------------------------------
 
 
-cdef inline Py_ssize_t locate_by(Way way, const index_t* ids__n, Py_ssize_t n, Placement placement,
+cdef inline Py_ssize_t locate_by(Way way, const index_t* ids__n, Py_ssize_t n, Rule rule,
                                  int64_t* shard__n, int64_t* local__n) noexcept nogil:
     cdef Py_ssize_t block, i, first, m, bad
     cdef Spot spot
     for block in range((n + BLOCK - 1) // BLOCK):
         first, m = block * BLOCK, length_of(block, n)
         copy_block(ids__n + first, m, local__n + first)
-        bad = outside(local__n + first, m, placement.rows)
+        bad = outside(local__n + first, m, rule.rows)
         if bad >= 0:
             return first + bad
         for i in range(first, first + m):
-            spot = spot_of(way, local__n[i], placement)
+            spot = spot_of(way, local__n[i], rule)
             shard__n[i] = spot.shard
             local__n[i] = spot.local
     return -1
 
 
-cdef Py_ssize_t locate(const index_t* ids__n, Py_ssize_t n, Placement placement,
+cdef Py_ssize_t locate_all(const index_t* ids__n, Py_ssize_t n, Rule rule,
                        int64_t* shard__n, int64_t* local__n) noexcept nogil:
-    if placement.way == BLOCKS:
-        return locate_by(BLOCKS, ids__n, n, placement, shard__n, local__n)
-    if placement.way == COMPARE:
-        return locate_by(COMPARE, ids__n, n, placement, shard__n, local__n)
-    if placement.way == SEARCH:
-        return locate_by(SEARCH, ids__n, n, placement, shard__n, local__n)
-    if placement.way == MOD:
-        return locate_by(MOD, ids__n, n, placement, shard__n, local__n)
-    if placement.way == MOD_RECIPROCAL:
-        return locate_by(MOD_RECIPROCAL, ids__n, n, placement, shard__n, local__n)
-    return locate_by(MOD_DIVIDE, ids__n, n, placement, shard__n, local__n)
+    if rule.way == BLOCKS:
+        return locate_by(BLOCKS, ids__n, n, rule, shard__n, local__n)
+    if rule.way == COMPARE:
+        return locate_by(COMPARE, ids__n, n, rule, shard__n, local__n)
+    if rule.way == SEARCH:
+        return locate_by(SEARCH, ids__n, n, rule, shard__n, local__n)
+    if rule.way == MOD:
+        return locate_by(MOD, ids__n, n, rule, shard__n, local__n)
+    if rule.way == MOD_RECIPROCAL:
+        return locate_by(MOD_RECIPROCAL, ids__n, n, rule, shard__n, local__n)
+    return locate_by(MOD_DIVIDE, ids__n, n, rule, shard__n, local__n)
 
 
-cdef inline void count_by(Way way, const int64_t* ids__m, Py_ssize_t m, Placement placement,
+cdef inline void count_by(Way way, const int64_t* ids__m, Py_ssize_t m, Rule rule,
                           int64_t* counts, Py_ssize_t lane) noexcept nogil:
     """Count into LANES histograms that lie `lane` apart; 0 makes them one."""
     cdef Py_ssize_t i = 0
     while i + LANES <= m:
-        counts[spot_of(way, ids__m[i], placement).shard] += 1
-        counts[lane + spot_of(way, ids__m[i + 1], placement).shard] += 1
-        counts[2 * lane + spot_of(way, ids__m[i + 2], placement).shard] += 1
-        counts[3 * lane + spot_of(way, ids__m[i + 3], placement).shard] += 1
+        counts[spot_of(way, ids__m[i], rule).shard] += 1
+        counts[lane + spot_of(way, ids__m[i + 1], rule).shard] += 1
+        counts[2 * lane + spot_of(way, ids__m[i + 2], rule).shard] += 1
+        counts[3 * lane + spot_of(way, ids__m[i + 3], rule).shard] += 1
         i += LANES
     while i < m:
-        counts[spot_of(way, ids__m[i], placement).shard] += 1
+        counts[spot_of(way, ids__m[i], rule).shard] += 1
         i += 1
 
 
-cdef inline Py_ssize_t group_by(Way way, const index_t* ids__n, Py_ssize_t n, Placement placement,
+cdef inline Py_ssize_t group_by(Way way, const index_t* ids__n, Py_ssize_t n, Rule rule,
                                 index_t* local__n, int64_t* row_splits,
                                 int64_t* inverse__n) noexcept nogil:
     cdef int64_t[LANES * FEW] counts
     cdef int64_t* histograms = row_splits + 1
-    cdef Py_ssize_t block, i, first, m, bad, lane = 0, shard, shards = placement.shards
+    cdef Py_ssize_t block, i, first, m, bad, lane = 0, shard, shards = rule.shards
     cdef int64_t place
     cdef Spot spot
     memset(row_splits, 0, (shards + 1) * sizeof(int64_t))
@@ -296,10 +333,10 @@ cdef inline Py_ssize_t group_by(Way way, const index_t* ids__n, Py_ssize_t n, Pl
     for block in range((n + BLOCK - 1) // BLOCK):
         first, m = block * BLOCK, length_of(block, n)
         copy_block(ids__n + first, m, inverse__n + first)
-        bad = outside(inverse__n + first, m, placement.rows)
+        bad = outside(inverse__n + first, m, rule.rows)
         if bad >= 0:
             return first + bad
-        count_by(way, inverse__n + first, m, placement, histograms, lane)
+        count_by(way, inverse__n + first, m, rule, histograms, lane)
     for shard in range(lane):
         row_splits[shard + 1] = (counts[shard] + counts[lane + shard] + counts[2 * lane + shard]
                                  + counts[3 * lane + shard])
@@ -307,7 +344,7 @@ cdef inline Py_ssize_t group_by(Way way, const index_t* ids__n, Py_ssize_t n, Pl
         row_splits[shard + 1] += row_splits[shard]
     # row_splits[s] is where shard s starts; as its ids are placed it moves on to where it ends.
     for i in range(n):
-        spot = spot_of(way, inverse__n[i], placement)
+        spot = spot_of(way, inverse__n[i], rule)
         place = row_splits[spot.shard]
         row_splits[spot.shard] = place + 1
         # As a number: a pointer must not leave its array, an address to ask for may.
@@ -320,40 +357,38 @@ cdef inline Py_ssize_t group_by(Way way, const index_t* ids__n, Py_ssize_t n, Pl
     return -1
 
 
-cdef Py_ssize_t group(const index_t* ids__n, Py_ssize_t n, Placement placement, index_t* local__n,
+cdef Py_ssize_t address_all(const index_t* ids__n, Py_ssize_t n, Rule rule, const int64_t* bases__s,
+                            int64_t stride, int64_t* addresses__n) noexcept nogil:
+    cdef int64_t shard__m[BLOCK]
+    cdef int64_t local__m[BLOCK]
+    cdef Py_ssize_t block, first, m, i, bad
+    for block in range((n + BLOCK - 1) // BLOCK):
+        first, m = block * BLOCK, length_of(block, n)
+        bad = locate_all(ids__n + first, m, rule, shard__m, local__m)
+        if bad >= 0:
+            addresses__n[first + bad] = local__m[bad]
+            return first + bad
+        for i in range(m):
+            addresses__n[first + i] = bases__s[shard__m[i]] + local__m[i] * stride
+    return -1
+
+
+cdef Py_ssize_t group_all(const index_t* ids__n, Py_ssize_t n, Rule rule, index_t* local__n,
                       int64_t* row_splits, int64_t* inverse__n) noexcept nogil:
-    if placement.way == BLOCKS:
-        return group_by(BLOCKS, ids__n, n, placement, local__n, row_splits, inverse__n)
-    if placement.way == COMPARE:
-        return group_by(COMPARE, ids__n, n, placement, local__n, row_splits, inverse__n)
-    if placement.way == SEARCH:
-        return group_by(SEARCH, ids__n, n, placement, local__n, row_splits, inverse__n)
-    if placement.way == MOD:
-        return group_by(MOD, ids__n, n, placement, local__n, row_splits, inverse__n)
-    if placement.way == MOD_RECIPROCAL:
-        return group_by(MOD_RECIPROCAL, ids__n, n, placement, local__n, row_splits, inverse__n)
-    return group_by(MOD_DIVIDE, ids__n, n, placement, local__n, row_splits, inverse__n)
+    if rule.way == BLOCKS:
+        return group_by(BLOCKS, ids__n, n, rule, local__n, row_splits, inverse__n)
+    if rule.way == COMPARE:
+        return group_by(COMPARE, ids__n, n, rule, local__n, row_splits, inverse__n)
+    if rule.way == SEARCH:
+        return group_by(SEARCH, ids__n, n, rule, local__n, row_splits, inverse__n)
+    if rule.way == MOD:
+        return group_by(MOD, ids__n, n, rule, local__n, row_splits, inverse__n)
+    if rule.way == MOD_RECIPROCAL:
+        return group_by(MOD_RECIPROCAL, ids__n, n, rule, local__n, row_splits, inverse__n)
+    return group_by(MOD_DIVIDE, ids__n, n, rule, local__n, row_splits, inverse__n)
 
 
 # --- what Python calls -------------------------------------------------------------------------
-
-
-def shard_table(const int64_t[::1] offsets, int shift, int32_t[::1] first):
-    """Write, for every cell of 2**shift rows, the shard of its first row; the last repeats. O(s).
-
-    Return the reach: how many shards, at most, lie between a cell's first and the next cell's.
-    """
-    cdef Py_ssize_t cell, shard = 0, before, reach = 0, last = offsets.shape[0] - 2
-    with nogil:
-        for cell in range(first.shape[0]):
-            before = shard
-            # offsets[shard + 1] <= cell << shift, without the shift that could overflow
-            while shard < last and (offsets[shard + 1] - 1) >> shift < cell:
-                shard += 1
-            first[cell] = <int32_t>shard
-            if cell > 0 and shard - before > reach:
-                reach = shard - before
-    return reach
 
 
 def first_outside(const index_t[::1] ids__n, int64_t rows):
@@ -382,112 +417,46 @@ def take_ids(const index_t[::1] ids__n, int64_t rows, index_t[::1] own__n):
     return bad
 
 
-def locate_ranges(const index_t[::1] ids__n, const int64_t[::1] offsets, const int32_t[::1] first,
-                  int shift, Py_ssize_t reach, int64_t size, int64_t[::1] shard__n,
-                  int64_t[::1] local__n):
+def locate(Placement placement not None, const index_t[::1] ids__n, int64_t[::1] shard__n,
+           int64_t[::1] local__n):
     """Write shard and local row of each id. Return -1 or the first position out of range.
 
     Each id is read once: at that position `local__n` holds it.
     """
-    cdef Py_ssize_t bad, n = local__n.shape[0]
-    cdef Placement placement
-    if n == 0:
-        return -1
-    with nogil:
-        placement = by_ranges(offsets, first, shift, reach, size)
-        bad = locate(&ids__n[0], n, placement, &shard__n[0], &local__n[0])
+    cdef Py_ssize_t bad = -1, n = local__n.shape[0]
+    if n > 0:
+        with nogil:
+            bad = locate_all(&ids__n[0], n, placement.rule, &shard__n[0], &local__n[0])
     return bad
 
 
-def locate_mod(const index_t[::1] ids__n, int64_t rows, int64_t shards, int64_t[::1] shard__n,
-               int64_t[::1] local__n):
-    """Write shard and local row of each id, as `locate_ranges` does, for the layout "mod"."""
-    cdef Py_ssize_t bad, n = local__n.shape[0]
-    cdef Placement placement
-    if n == 0:
-        return -1
-    with nogil:
-        placement = by_mod(rows, shards)
-        bad = locate(&ids__n[0], n, placement, &shard__n[0], &local__n[0])
-    return bad
-
-
-def addresses_ranges(const index_t[::1] ids__n, const int64_t[::1] offsets,
-                     const int32_t[::1] first, int shift, Py_ssize_t reach, int64_t size,
-                     const int64_t[::1] bases__s, int64_t stride, int64_t[::1] addresses__n):
+def addresses(Placement placement not None, const index_t[::1] ids__n, const int64_t[::1] bases__s,
+              int64_t stride, int64_t[::1] addresses__n):
     """Write where the row of each id lies: its local row, `stride` bytes apart, in its shard.
 
     `bases__s` (s,) are the addresses of the shards' first rows. Return -1 or the first position out
-    of range.
+    of range, where `addresses__n` then holds the id.
     """
-    cdef Py_ssize_t bad, n = addresses__n.shape[0]
-    cdef Placement placement
-    if n == 0:
-        return -1
-    with nogil:
-        placement = by_ranges(offsets, first, shift, reach, size)
-        bad = _addresses(&ids__n[0], n, placement, &bases__s[0], stride, &addresses__n[0])
+    cdef Py_ssize_t bad = -1, n = addresses__n.shape[0]
+    if n > 0:
+        with nogil:
+            bad = address_all(&ids__n[0], n, placement.rule, &bases__s[0], stride, &addresses__n[0])
     return bad
 
 
-def addresses_mod(const index_t[::1] ids__n, int64_t rows, int64_t shards,
-                  const int64_t[::1] bases__s, int64_t stride, int64_t[::1] addresses__n):
-    """Write where the row of each id lies, as `addresses_ranges` does, for the layout "mod"."""
-    cdef Py_ssize_t bad, n = addresses__n.shape[0]
-    cdef Placement placement
-    if n == 0:
-        return -1
-    with nogil:
-        placement = by_mod(rows, shards)
-        bad = _addresses(&ids__n[0], n, placement, &bases__s[0], stride, &addresses__n[0])
-    return bad
-
-
-cdef Py_ssize_t _addresses(const index_t* ids__n, Py_ssize_t n, Placement placement,
-                           const int64_t* bases__s, int64_t stride,
-                           int64_t* addresses__n) noexcept nogil:
-    cdef int64_t shard__m[BLOCK]
-    cdef int64_t local__m[BLOCK]
-    cdef Py_ssize_t block, start, m, i, bad
-    for block in range((n + BLOCK - 1) // BLOCK):
-        start, m = block * BLOCK, length_of(block, n)
-        bad = locate(ids__n + start, m, placement, shard__m, local__m)
-        if bad >= 0:
-            return start + bad
-        for i in range(m):
-            addresses__n[start + i] = bases__s[shard__m[i]] + local__m[i] * stride
-    return -1
-
-
-def group_ranges(const index_t[::1] ids__n, const int64_t[::1] offsets, const int32_t[::1] first,
-                 int shift, Py_ssize_t reach, int64_t size, index_t[::1] local__n,
-                 int64_t[::1] row_splits, int64_t[::1] inverse__n):
+def group(Placement placement not None, const index_t[::1] ids__n, index_t[::1] local__n,
+          int64_t[::1] row_splits, int64_t[::1] inverse__n):
     """Group ids by shard, stably: local rows, the shards' ranges of them, and the way back.
 
     ``ids[i]`` sits at ``local__n[inverse__n[i]]``. Two passes, of which the first reads the ids, each
     once, O(n + s). Return -1 or the first position out of range, where `inverse__n` then holds the
     id; the outputs are unfinished.
     """
-    cdef Py_ssize_t bad, n = inverse__n.shape[0]
-    cdef Placement placement
+    cdef Py_ssize_t bad = -1, n = inverse__n.shape[0]
     if n == 0:
         row_splits[:] = 0
-        return -1
-    with nogil:
-        placement = by_ranges(offsets, first, shift, reach, size)
-        bad = group(&ids__n[0], n, placement, &local__n[0], &row_splits[0], &inverse__n[0])
-    return bad
-
-
-def group_mod(const index_t[::1] ids__n, int64_t rows, int64_t shards, index_t[::1] local__n,
-              int64_t[::1] row_splits, int64_t[::1] inverse__n):
-    """Group ids by shard as `group_ranges` does, for the layout "mod"."""
-    cdef Py_ssize_t bad, n = inverse__n.shape[0]
-    cdef Placement placement
-    if n == 0:
-        row_splits[:] = 0
-        return -1
-    with nogil:
-        placement = by_mod(rows, shards)
-        bad = group(&ids__n[0], n, placement, &local__n[0], &row_splits[0], &inverse__n[0])
+    else:
+        with nogil:
+            bad = group_all(&ids__n[0], n, placement.rule, &local__n[0], &row_splits[0],
+                            &inverse__n[0])
     return bad

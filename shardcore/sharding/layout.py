@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeGuard
+from typing import Any, Final, Literal, NamedTuple, TypeGuard
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,10 +20,12 @@ from shardcore._core import slices as _slices
 from shardcore.errors import ShardcoreIndexError, ShardcoreTypeError, ShardcoreValueError
 from shardcore.ids.own_arrays import immutable
 from shardcore.memory import pool
-from shardcore.validation.integers import integers, outside, place_in
+from shardcore.validation.integers import integers, outside, place_in, vector
 from shardcore.validation.shapes import as_count, as_integer
 
 __all__ = ["Layout", "Partition"]
+
+_INT64: Final = np.dtype(np.int64)
 
 Strategy = Literal["div", "mod", "ranges"]
 
@@ -78,10 +80,7 @@ class Layout:
     strategy: Strategy
     shard_sizes: NDArray[np.int64]
     offsets: NDArray[np.int64]
-    _first_shard: NDArray[np.int32]
-    _shift: int
-    _reach: int
-    _block_size: int
+    _placement: _partition.Placement
 
     @classmethod
     def div(cls, rows: int, shards: int) -> Layout:
@@ -186,25 +185,19 @@ class Layout:
     def _make(cls, strategy: Strategy, sizes: NDArray[np.int64], rows: int) -> Layout:
         offsets = np.zeros(sizes.size + 1, np.int64)
         np.cumsum(sizes, out=offsets[1:])
+        # Kernels find their way by these arrays, unchecked, and they are handed out: immutable.
+        sizes, offsets = immutable(sizes), immutable(offsets)
+        if strategy == "mod":
+            return cls(strategy, sizes, offsets, _partition.Placement.mod(rows, sizes.size))
         # A table over the high bits of a row: about four cells a shard, so that a cell seldom
         # holds more than one border and the search in `_core/partition.pyx` seldom takes a step.
         shift = max(0, rows.bit_length() - max(6, (4 * sizes.size).bit_length()))
         cells = (max(rows - 1, 0) >> shift) + 2
-        first_shard = np.empty(cells if strategy != "mod" else 0, np.int32)
-        reach = _partition.shard_table(offsets, shift, first_shard)
         # Ranges of one size, the last at most that long, are found by division instead.
         equal = (sizes[:-1] == sizes[0]).all() and sizes[-1] <= sizes[0]
-        block_size = int(sizes[0]) if equal else 0
-        # Kernels find their way by these arrays, unchecked, and they are handed out: immutable.
-        return cls(
-            strategy,
-            immutable(sizes),
-            immutable(offsets),
-            immutable(first_shard),
-            shift,
-            reach,
-            block_size,
-        )
+        size = int(sizes[0]) if equal else 0
+        placement = _partition.Placement.ranges(offsets, cells, shift, size)
+        return cls(strategy, sizes, offsets, placement)
 
     @property
     def num_rows(self) -> int:
@@ -331,32 +324,19 @@ class Layout:
         flat = given.reshape(-1)
         shard = np.empty(flat.size, np.int64)
         local = np.empty(flat.size, np.int64)
-        if self.strategy == "mod":
-            bad = _partition.locate_mod(flat, self.num_rows, self.num_shards, shard, local)
-        else:
-            bad = _partition.locate_ranges(
-                flat,
-                self.offsets,
-                self._first_shard,
-                self._shift,
-                self._reach,
-                self._block_size,
-                shard,
-                local,
-            )
+        bad = _partition.locate(self._placement, flat, shard, local)
         if bad >= 0:
             raise self._outside(local[bad], bad, given.shape, argument)
         return shard.reshape(given.shape), local.reshape(given.shape)
 
-    def addresses(
-        self, ids: NDArray[np.int32] | NDArray[np.int64], bases: NDArray[np.int64], stride: int
-    ) -> NDArray[np.int64]:
+    def addresses(self, ids: ArrayLike, bases: NDArray[np.int64], stride: int) -> NDArray[np.int64]:
         """Return the address of each id's row, among shards whose rows lie `stride` bytes apart.
 
         Parameters
         ----------
-        ids : ndarray of int32 or int64, shape (n,), C-contiguous
-        bases : ndarray of int64, shape (num_shards,)
+        ids : array_like of int, shape (n,), each in [0, num_rows)
+            int32 and int64 are taken as they are.
+        bases : ndarray of int64, shape (num_shards,), C-contiguous
             The address of each shard's first row.
         stride : int
 
@@ -366,6 +346,8 @@ class Layout:
 
         Raises
         ------
+        ShardcoreTypeError, ShardcoreValueError
+            If `ids` are not integers of rank 1, or `bases` not one int64 a shard.
         ShardcoreIndexError
             If an id is out of range, with the position of the first.
 
@@ -374,25 +356,18 @@ class Layout:
         >>> Layout.div(4, 2).addresses(np.array([1, 2]), np.array([1000, 5000]), 8)
         array([1008, 5000])
         """
-        found = pool.empty(ids.size, bases.dtype)
-        if self.strategy == "mod":
-            bad = _partition.addresses_mod(
-                ids, self.num_rows, self.num_shards, bases, stride, found
+        given = vector(ids, "ids")
+        if bases.dtype != _INT64 or bases.shape != self.shard_sizes.shape:
+            raise ShardcoreValueError(
+                f"bases must be one int64 for each of {self.num_shards} shards, "
+                f"got {bases.dtype} of shape {bases.shape}"
             )
-        else:
-            bad = _partition.addresses_ranges(
-                ids,
-                self.offsets,
-                self._first_shard,
-                self._shift,
-                self._reach,
-                self._block_size,
-                bases,
-                stride,
-                found,
-            )
+        found = pool.empty(given.size, _INT64)
+        bad = _partition.addresses(
+            self._placement, given, np.ascontiguousarray(bases), stride, found
+        )
         if bad >= 0:
-            raise self._outside(ids[bad], bad, ids.shape, "ids")
+            raise self._outside(found[bad], bad, given.shape, "ids")
         return found
 
     def partition(self, ids: ArrayLike, argument: str = "ids") -> Partition:
@@ -426,28 +401,11 @@ class Layout:
         >>> inverse
         array([2, 0, 3, 1])
         """
-        given = integers(ids, argument)[...]
-        if given.ndim != 1:
-            raise ShardcoreValueError(f"{argument} must be of rank 1, got shape {given.shape}")
+        given = vector(ids, argument)
         local = np.empty_like(given)
         row_splits = np.empty(self.num_shards + 1, np.int64)
         inverse = np.empty(given.size, np.int64)
-        if self.strategy == "mod":
-            bad = _partition.group_mod(
-                given, self.num_rows, self.num_shards, local, row_splits, inverse
-            )
-        else:
-            bad = _partition.group_ranges(
-                given,
-                self.offsets,
-                self._first_shard,
-                self._shift,
-                self._reach,
-                self._block_size,
-                local,
-                row_splits,
-                inverse,
-            )
+        bad = _partition.group(self._placement, given, local, row_splits, inverse)
         if bad >= 0:
             raise self._outside(inverse[bad], bad, given.shape, argument)
         return Partition(local, row_splits, inverse)

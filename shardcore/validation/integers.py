@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,6 +11,9 @@ from shardcore.errors import ShardcoreIndexError, ShardcoreTypeError, ShardcoreV
 from shardcore.validation.shapes import check_rank
 
 __all__ = ["integers", "outside", "place_in", "vector"]
+
+_INT32: Final = np.dtype(np.int32)
+_INT64: Final = np.dtype(np.int64)
 
 
 def integers(values: ArrayLike, argument: str) -> NDArray[np.int32] | NDArray[np.int64]:
@@ -47,7 +50,7 @@ def integers(values: ArrayLike, argument: str) -> NDArray[np.int32] | NDArray[np
         raise ShardcoreTypeError(
             f"{argument} must be an array of integers, got nested sequences of uneven length"
         ) from error
-    if array.dtype == np.int64 or array.dtype == np.int32:
+    if array.dtype == _INT64 or array.dtype == _INT32:
         fit = array.flags.c_contiguous and array.flags.aligned
         return array if fit else array.copy(order="C")
     if array.dtype.kind not in "iu":

@@ -172,10 +172,11 @@ def check_rank(values: object, argument: str) -> None:
     """
     inner = values
     for _ in range(_MAX_RANK):
-        if not isinstance(inner, list | tuple) or not inner:
+        # No union of the two: that is made anew for every test.
+        if not isinstance(inner, (list, tuple)) or not inner:
             return
         inner = inner[0]
-    if isinstance(inner, list | tuple):
+    if isinstance(inner, (list, tuple)):
         raise ShardcoreValueError(f"{argument} must be nested at most {_MAX_RANK} deep, got deeper")
 
 

@@ -89,6 +89,30 @@ def test_addresses_are_those_of_the_twin_s_places(
             layout.addresses(beyond, bases, stride)
 
 
+@pytest.mark.parametrize("layout", [Layout.div(6, 3), Layout.mod(6, 3)], ids=str)
+@pytest.mark.parametrize(
+    ("bases", "got"),
+    [
+        (np.zeros(2, np.int64), "int64 of shape (2,)"),
+        (np.zeros((3, 1), np.int64), "int64 of shape (3, 1)"),
+        (np.zeros(3, np.int32), "int32 of shape (3,)"),
+    ],
+)
+def test_addresses_need_one_base_a_shard(layout: Layout, bases: Any, got: str) -> None:
+    message = f"bases must be one int64 for each of 3 shards, got {got}"
+    with pytest.raises(ShardcoreValueError, match=f"^{re.escape(message)}$"):
+        layout.addresses([5], bases, 4)
+
+
+def test_addresses_take_what_ids_are_elsewhere() -> None:
+    layout = Layout.mod(6, 3)
+    bases = np.array([100, -1, 200, -1, 300, -1])[::2]
+    assert layout.addresses([0, 4, 5], bases, 8).tolist() == [100, 208, 308]
+    assert layout.addresses(np.array([9, 4, 9], np.uint8)[1:2], bases, 8).tolist() == [208]
+    with pytest.raises(ShardcoreValueError, match=r"^ids must be of rank 1, got shape \(1, 1\)$"):
+        layout.addresses([[0]], bases, 8)
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     rows=st.integers(1, LARGEST) | st.integers(LARGEST - 9, LARGEST) | st.just(2**53),
@@ -227,8 +251,10 @@ def test_the_way_to_the_shard_is_known_beforehand(
     sizes: list[int], reach: int, block_size: int
 ) -> None:
     layout = Layout.from_sizes(sizes)
-    assert (layout._reach, layout._block_size) == (reach, block_size)
-    assert layout._reach == np.diff(layout._first_shard).max()
+    placement = layout._placement
+    assert (placement.reach, placement.size) == (reach, block_size)
+    assert placement.first is not None
+    assert reach == np.diff(np.frombuffer(placement.first, np.int32)).max()
 
 
 @pytest.mark.parametrize(
@@ -244,14 +270,17 @@ def test_the_way_to_the_shard_is_known_beforehand(
 def test_the_table_of_first_shards_is_right_up_to_the_last_row(sizes: list[int]) -> None:
     layout = Layout.from_sizes(sizes)
     borders = layout.offsets.tolist()
+    placement = layout._placement
+    assert placement.first is not None
+    first = np.frombuffer(placement.first, np.int32)
     expected = [
         next(
-            (s for s in range(len(sizes)) if borders[s + 1] > cell << layout._shift),
+            (s for s in range(len(sizes)) if borders[s + 1] > cell << placement.shift),
             len(sizes) - 1,
         )
-        for cell in range(layout._first_shard.size)
+        for cell in range(first.size)
     ]
-    assert layout._first_shard.tolist() == expected
+    assert first.tolist() == expected
 
 
 def test_shapes_and_forms_of_ids() -> None:

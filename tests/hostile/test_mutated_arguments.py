@@ -187,7 +187,7 @@ def test_methods_of_a_ragged_look_again(method: str) -> None:
     [Layout.div(10, 3), Layout.mod(10, 3), Layout.from_sizes([4, 0, 6])],
     ids=str,
 )
-@pytest.mark.parametrize("name", ["offsets", "shard_sizes", "_first_shard"])
+@pytest.mark.parametrize("name", ["offsets", "shard_sizes"])
 def test_nobody_writes_to_the_arrays_of_a_layout(layout: Layout, name: str) -> None:
     array = getattr(layout, name)
     while isinstance(array, np.ndarray):
