@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from operator import methodcaller
 from typing import Any, Final
 
 import numpy as np
@@ -39,9 +40,7 @@ def _partition(
     layout: sc.Layout = getattr(sc.Layout, strategy)(sizes.rows, sizes.shards)
     task = PartitionTask(ids, layout.shard_sizes, strategy)
     name = f"partition, {strategy}, {ids.size:,} {ids.dtype} ids, {distribution}"
-    return Case(
-        name, partial(ours.partition, layout, task), lambda peer: peer.partition(task), goals
-    )
+    return Case(name, partial(ours.partition, layout, task), methodcaller("partition", task), goals)
 
 
 def slices(sizes: Sizes, threads: int) -> Iterator[Case]:
@@ -52,7 +51,7 @@ def slices(sizes: Sizes, threads: int) -> Iterator[Case]:
         yield Case(
             f"slice, {name}, {sizes.shards} shards",
             partial(ours.decompose_slice, layout, task),
-            lambda peer, task=task: peer.decompose_slice(task),  # type: ignore[misc]
+            methodcaller("decompose_slice", task),
             {"TensorFlow": goal},
         )
 
@@ -67,7 +66,7 @@ def variables(sizes: Sizes, threads: int) -> Iterator[Case]:
         yield Case(
             f"variable, {name}, {len(shards)} shards of {len(shards[0]):,} x {sizes.dim}",
             partial(ours.read_slice, task),
-            lambda peer, task=task: peer.read_slice(task),  # type: ignore[misc]
+            methodcaller("read_slice", task),
             {"NumPy": goal, "TensorFlow": None},
         )
 
@@ -79,6 +78,6 @@ def lookups_in_shards(sizes: Sizes, threads: int) -> Iterator[Case]:
         yield Case(
             f"embedding_lookup_sparse, {sizes.shards} shards, {distribution}",
             partial(ours.lookup_in_shards, task),
-            lambda peer, task=task: peer.lookup_in_shards(task),  # type: ignore[misc]
+            methodcaller("lookup_in_shards", task),
             {"shardcore": no_slower_than(1.5)},
         )

@@ -37,7 +37,7 @@ class TensorFlow(Peer):
         if task.weights is not None:
             weights = tf.RaggedTensor.from_row_splits(task.weights, task.row_splits)
 
-        @tf.function  # type: ignore[untyped-decorator]
+        @tf.function  # type: ignore[untyped-decorator]  # TensorFlow has no types
         def run(ids: Any, weights: Any) -> Any:
             return tf.nn.embedding_lookup_sparse(
                 variable, ids, weights, combiner=task.combiner, allow_fast_lookup=True
@@ -82,7 +82,7 @@ class TensorFlow(Peer):
                     lr_power=-0.5,
                 )
 
-        @tf.function  # type: ignore[untyped-decorator]
+        @tf.function  # type: ignore[untyped-decorator]  # TensorFlow has no types
         def step(ids: Any, gradient: Any) -> Any:
             with tf.GradientTape() as tape:
                 activations = tf.nn.embedding_lookup_sparse(

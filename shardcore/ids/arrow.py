@@ -69,7 +69,7 @@ def pyarrow_for(given: object) -> Any:
         If it is not installed.
     """
     try:
-        import pyarrow  # type: ignore[import-untyped, import-not-found, unused-ignore]
+        import pyarrow  # type: ignore[import-untyped, import-not-found, unused-ignore]  # an extra
     except ImportError as error:
         raise UnavailableError(
             f"a {owner_of(given)} {type(given).__name__} is read through the package pyarrow, "

@@ -226,9 +226,9 @@ def prepare_lookup(params: Any, combiner: str = "sum") -> PreparedLookup:
     Parameters
     ----------
     params : ShardedVariable, array, or list of arrays, the whole (rows, *row_shape)
-        Adopted, not copied: later changes are seen. A list holds consecutive ranges of rows. A
-        C-contiguous table in one piece is the fast case; of others, and of an engine's table,
-        the rows are gathered first.
+        Adopted, not copied: later changes are seen. A list holds consecutive ranges of rows. Rows
+        of C-contiguous arrays, and those that a backend keeps as such, are combined where they
+        lie; of others they are gathered first.
     combiner : "sum", "mean" or "sqrtn"
 
     Returns

@@ -97,7 +97,7 @@ def empty(shape: int | tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     >>> empty((2, 3), np.dtype("float32")).shape
     (2, 3)
     """
-    size = (shape if type(shape) is int else math.prod(shape)) * dtype.itemsize  # type: ignore[arg-type]
+    size = (math.prod(shape) if isinstance(shape, tuple) else shape) * dtype.itemsize
     # Never waits: a lock that a fork or an interrupt left locked only costs the page faults.
     if not _LEAST <= size <= _MOST or not _GIL or not _lock.acquire(blocking=False):
         return np.empty(shape, dtype)
@@ -105,7 +105,7 @@ def empty(shape: int | tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         found: NDArray[Any] = _pool.take(size)[:size].view(dtype)
     finally:
         _lock.release()
-    return found if isinstance(shape, int) else found.reshape(shape)
+    return found.reshape(shape) if isinstance(shape, tuple) else found
 
 
 def _references(blocks: list[NDArray[np.uint8]]) -> list[int]:

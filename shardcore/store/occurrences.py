@@ -38,7 +38,7 @@ _PART: Final = 1 << 16
 """Least occurrences that are handed to another thread."""
 
 _COST: Final = 8
-"""Elements of a sum that take as long as a pair that is sorted."""
+"""Elements that a pair to sort counts as, where work is shared out among threads."""
 
 
 @dataclass(frozen=True)

@@ -257,7 +257,7 @@ class EngineModule(torch.nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         saved = state.pop("_saved")
-        super().__setstate__(state)  # type: ignore[no-untyped-call, unused-ignore]
+        super().__setstate__(state)  # type: ignore[no-untyped-call, unused-ignore]  # by torch's version
         self._make_engine({})
         self._take({key: as_tensor(one) for key, one in saved.items()})
 

@@ -7,37 +7,14 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from dictionary_backend import Dictionary
 
 import shardcore as sc
-from shardcore.backend import initial_arrays
-from shardcore.backend.base import Backend
 from shardcore.features.config import FeatureConfig, TableConfig
 
 BATCHES = (500, 2, 0, 61)
 HOT = 3  # a row that one batch names more than 4,096 times
 RATES = {"items": 0.1, "users": 0.05, "tags": 0.2}
-
-
-class Dictionary(Backend):
-    """The least a third party writes; everything else is the base class's."""
-
-    name = "dictionary"
-
-    def __init__(self):
-        super().__init__()
-        self._arrays = {}
-
-    def make_table(self, spec):
-        self._arrays[spec.name] = initial_arrays(spec)
-
-    def remove_table(self, table):
-        self._arrays.pop(table, None)
-
-    def gather(self, table, slot, rows):
-        return self._arrays[table][slot][rows]
-
-    def scatter(self, table, slot, rows, values):
-        self._arrays[table][slot][rows] = values
 
 
 def make_engine(backend, options=None, layout="div", dtype="float32"):

@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dictionary_backend import Dictionary
 
 import shardcore as sc
-from shardcore.backend import initial_arrays
-from shardcore.backend.base import Backend
 from shardcore.backend.messages import FeatureBags, TableBatch, TableUpdate
 from shardcore.errors import ShardcoreRuntimeError, ShardcoreTypeError
 from shardcore.optimizer.base import Optimizer
@@ -28,28 +27,6 @@ from shardcore.variable import indexing
 
 SOON, A_WHILE = 30.0, 0.1
 ROWS, DIM = 6, 4
-
-
-class Dictionary(Backend):
-    """A backend that only writes the four methods, as the documents show."""
-
-    name = "dictionary"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.arrays: dict[str, Any] = {}
-
-    def make_table(self, spec: Any) -> None:
-        self.arrays[spec.name] = initial_arrays(spec)
-
-    def remove_table(self, table: str) -> None:
-        self.arrays.pop(table, None)
-
-    def gather(self, table: str, slot: str | None, rows: Any) -> np.ndarray:
-        return self.arrays[table][slot][rows]
-
-    def scatter(self, table: str, slot: str | None, rows: Any, values: Any) -> None:
-        self.arrays[table][slot][rows] = values
 
 
 def backend_of(name: str) -> Any:

@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dictionary_backend import Dictionary
 from shardcore_cpu.backend import CpuBackend
 
 import shardcore as sc
-from shardcore.backend import Capabilities, initial_arrays
-from shardcore.backend.base import Backend
+from shardcore.backend import Capabilities
 from shardcore.errors import (
     ShardcoreRuntimeError,
     ShardcoreTypeError,
@@ -40,27 +40,10 @@ both = pytest.mark.parametrize("pipeline", [False, True], ids=["inline", "pipeli
 each_backend = pytest.mark.parametrize("backend", ["cpu", "sim", "dictionary"])
 
 
-class Dictionary(Backend):
-    """A backend that only writes the four methods; it takes gradients of its own kind too."""
+class TakesOnDevice(Dictionary):
+    """Takes gradients of its own kind too."""
 
-    name = "dictionary"
     capabilities = Capabilities(device_arrays=True)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.arrays: dict[str, Any] = {}
-
-    def make_table(self, spec: Any) -> None:
-        self.arrays[spec.name] = initial_arrays(spec)
-
-    def remove_table(self, table: str) -> None:
-        self.arrays.pop(table, None)
-
-    def gather(self, table: str, slot: str | None, rows: Any) -> np.ndarray:
-        return self.arrays[table][slot][rows]
-
-    def scatter(self, table: str, slot: str | None, rows: Any, values: Any) -> None:
-        self.arrays[table][slot][rows] = values
 
     def takes_gradient(self, gradient: object) -> bool:
         return isinstance(gradient, OnDevice)
@@ -111,7 +94,7 @@ class Gated(CpuBackend):
 
 def made(backend: str) -> Any:
     if backend == "dictionary":
-        return Dictionary()
+        return TakesOnDevice()
     return sc.get_backend(backend, **({"hosts": 2} if backend == "sim" else {}))
 
 

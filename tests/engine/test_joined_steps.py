@@ -12,39 +12,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dictionary_backend import Dictionary
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shardcore as sc
-from shardcore.backend import initial_arrays
-from shardcore.backend.base import Backend
 from shardcore.features.config import FeatureConfig, TableConfig
 from shardcore.testing import ModelBackend
 from shardcore.testing.requests import Probe
 
 ITEMS, USERS, TAGS = 23, 11, 5
-
-
-class Dictionary(Backend):
-    """The least a third party writes."""
-
-    name = "dictionary"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._arrays: dict[str, Any] = {}
-
-    def make_table(self, spec: Any) -> None:
-        self._arrays[spec.name] = initial_arrays(spec)
-
-    def remove_table(self, table: str) -> None:
-        self._arrays.pop(table, None)
-
-    def gather(self, table: str, slot: str | None, rows: Any) -> np.ndarray:
-        return self._arrays[table][slot][rows]
-
-    def scatter(self, table: str, slot: str | None, rows: Any, values: Any) -> None:
-        self._arrays[table][slot][rows] = values
 
 
 BACKENDS = {

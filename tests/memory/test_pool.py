@@ -126,5 +126,5 @@ def test_a_training_step_takes_no_fresh_memory(combiner, weighted):
             engine.dequeue()
             engine.apply_gradients(gradients)
             faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-    # Without a pool 3,000 and more of every step, and 2,000 with weights in the heap.
+    # Without a pool 1,500 of every step, and 1,900 with weights.
     assert min(faults[3:]) < 100, faults
