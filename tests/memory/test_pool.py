@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import sys
+import threading
 from itertools import pairwise
 
 import numpy as np
@@ -71,6 +72,14 @@ def test_a_block_serves_what_is_at_least_half_as_large():
 
 
 @needs_gil
+@pytest.mark.parametrize("sizes", [(MIB, 3 * MIB // 2), (3 * MIB // 2, MIB)])
+def test_the_smallest_block_that_fits_is_taken(sizes):
+    places = {size: place(one) for size, one in [(n, pool.empty(n, UINT8)) for n in sizes]}
+    assert len(places) == len(pool._pool.blocks) == 2
+    assert place(pool.empty(MIB - 1, UINT8)) == places[MIB]
+
+
+@needs_gil
 def test_blocks_that_are_of_no_use_go(monkeypatch):
     pool.empty(8 * MIB, UINT8)
     for _ in range(pool._IDLE + 1):
@@ -86,8 +95,13 @@ def test_blocks_that_are_of_no_use_go(monkeypatch):
 
 @needs_gil
 def test_a_lock_that_is_held_costs_the_pool_only():
+    found = []
+    request = threading.Thread(target=lambda: found.append(pool.empty(MIB, UINT8)), daemon=True)
     with pool._lock:
-        assert pool.empty(MIB, UINT8).base is None
+        request.start()
+        request.join(10)
+        assert found
+        assert found[0].base is None
 
 
 @needs_gil
