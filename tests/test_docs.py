@@ -9,19 +9,15 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-import io
-import json
 import os
 import re
-import subprocess
 import sys
-import tokenize
 from pathlib import Path
 
 import pytest
+from pages import PAGES, ROOT, blocks, code_of, differences, shown_in
 
 HERE = Path(__file__).parent
-ROOT = HERE.parent
 SITE = HERE / "plugins" / "site"
 PACKAGES = {
     "docs/writing-a-backend.md": SITE / "acme_backend",
@@ -32,87 +28,16 @@ PACKAGES = {
 NEEDED = {"docs/torch.md": "torch"}
 """What the code of a page needs beside what all tests need; where it is missing, it is skipped."""
 
-PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in ROOT.glob("docs/*.md"))]
-
 pytestmark = pytest.mark.skipif(
     not (ROOT / "docs").is_dir(), reason="the documents are not beside these tests"
 )
 
 
-def blocks(page: str) -> list[tuple[str, str | None, str]]:
-    """Return (language, file shown or None, code) of each block of a page."""
-    found = []
-    text = (ROOT / page).read_text(encoding="utf-8")
-    for language, code in re.findall(r"^```(\w+)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
-        first, _, rest = code.partition("\n")
-        shown = re.fullmatch(r"(?:# |/\* )([\w./]+\.(?:py|toml|c))(?: \*/)?", first)
-        found.append((language, shown[1], rest) if shown else (language, None, code))
-    return found
-
-
-def code_of(page: str) -> str:
-    return "\n".join(
-        block for language, shown, block in blocks(page) if language == "python" and not shown
-    )
-
-
-RUN = """
-import json, sys
-printed = {}
-def record(*values, sep=" "):
-    text = sep.join(map(str, values))
-    printed.setdefault(sys._getframe(1).f_lineno, []).extend(text.split("\\n"))
-exec(compile(sys.stdin.read(), "the page", "exec"), {"__name__": "__main__", "print": record})
-json.dump(printed, sys.stdout)
-"""
-
-
-def printed_by(code: str, folder: Path) -> dict[int, list[str]]:
-    """Return what code prints, by the line in which the call of `print` begins."""
+def differences_here(code: str, folder: Path) -> list[str]:
+    """Return where what is shown is not what is printed in the environment of these tests."""
     inherited = os.environ.get("PYTHONPATH")
     path = os.pathsep.join([*map(str, PACKAGES.values()), *filter(None, [inherited])])
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", RUN],
-        input=code,
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return {int(line): texts for line, texts in json.loads(done.stdout).items()}
-
-
-def shown_in(code: str) -> dict[int, list[str]]:
-    """Return the comments at the end of every `print`, and alone on the lines that follow it."""
-    comments = {
-        token.start[0]: token
-        for token in tokenize.generate_tokens(io.StringIO(code).readline)
-        if token.type == tokenize.COMMENT
-    }
-    found = {}
-    for node in ast.walk(ast.parse(code)):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "print":
-            line = node.end_lineno
-            texts = [comments[line].string] if line in comments else []
-            while (after := comments.get(line := line + 1)) and after.line.lstrip()[0] == "#":
-                texts.append(after.string)
-            found[node.lineno] = [text.removeprefix("#").removeprefix(" ") for text in texts]
-    return found
-
-
-def differences(code: str, folder: Path) -> list[str]:
-    """Return where what is shown beside a `print` is not what it prints."""
-    printed, found = printed_by(code, folder), []
-    for line, shown in shown_in(code).items():
-        texts = printed.get(line, [])
-        # One line may be explained: ``# 1: one host now``.
-        explained = len(texts) == len(shown) == 1 and shown[0].startswith(f"{texts[0]}: ")
-        if texts != shown and not explained:
-            found.append(f"line {line} shows {shown}, but prints {texts}")
-    return found
+    return differences(code, folder, sys.executable, {**os.environ, "PYTHONPATH": path})
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -122,7 +47,7 @@ def test_code_of_a_page_runs_and_prints_what_is_shown(page, tmp_path):
         pytest.skip(f"{NEEDED[page]} is not installed")
     if not code:
         pytest.skip("the page has no code to run")
-    assert differences(code, tmp_path) == []
+    assert differences_here(code, tmp_path) == []
 
 
 def test_the_readme_shows_what_it_prints():
@@ -146,7 +71,7 @@ def test_the_readme_shows_what_it_prints():
     ],
 )
 def test_what_is_shown_wrongly_is_found(code, found, tmp_path):
-    assert differences(code, tmp_path) == found
+    assert differences_here(code, tmp_path) == found
 
 
 SURFACE = {
