@@ -13,10 +13,12 @@ The same way is open to any number of batches at once, each in the hands of its 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Generic, overload
+
+from numpy.typing import NDArray
 
 from shardcore.backend.base import Backend
-from shardcore.engine.handle import Lookup, pending_of
+from shardcore.engine.handle import Activations, Lookup, pending_of
 from shardcore.engine.inputs import Inputs
 from shardcore.engine.table_owner import TableOwner
 from shardcore.engine.tables import chosen_backend, plan_tables
@@ -31,7 +33,7 @@ __all__ = ["ShardedEmbedding"]
 _SHOWN_TABLES: Final = 6
 
 
-class ShardedEmbedding(TableOwner):
+class ShardedEmbedding(TableOwner, Generic[Activations]):
     """Embedding tables shared by features, looked up and trained on any backend.
 
     Parameters
@@ -107,6 +109,51 @@ class ShardedEmbedding(TableOwner):
     [-1. -1.]
     """
 
+    # To type checkers, activations have the structure of the features, where it is a plain one.
+    @overload
+    def __init__(
+        self: ShardedEmbedding[NDArray[Any]],
+        feature_config: FeatureConfig,
+        optimizer: Optimizer | None = None,
+        backend: str | Backend | None = None,
+        backend_options: Mapping[str, Any] | None = None,
+        pipeline: bool = False,
+        seed: int = 0,
+        check_gradients: bool = True,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: ShardedEmbedding[dict[str, NDArray[Any]]],
+        feature_config: dict[str, FeatureConfig],
+        optimizer: Optimizer | None = None,
+        backend: str | Backend | None = None,
+        backend_options: Mapping[str, Any] | None = None,
+        pipeline: bool = False,
+        seed: int = 0,
+        check_gradients: bool = True,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: ShardedEmbedding[list[NDArray[Any]]],
+        feature_config: list[FeatureConfig],
+        optimizer: Optimizer | None = None,
+        backend: str | Backend | None = None,
+        backend_options: Mapping[str, Any] | None = None,
+        pipeline: bool = False,
+        seed: int = 0,
+        check_gradients: bool = True,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: ShardedEmbedding[Any],
+        feature_config: object,
+        optimizer: Optimizer | None = None,
+        backend: str | Backend | None = None,
+        backend_options: Mapping[str, Any] | None = None,
+        pipeline: bool = False,
+        seed: int = 0,
+        check_gradients: bool = True,
+    ) -> None: ...
     def __init__(
         self,
         feature_config: Any,
@@ -162,7 +209,7 @@ class ShardedEmbedding(TableOwner):
 
     # --- lookup ----------------------------------------------------------------------------------
 
-    def __call__(self, features: Any, weights: Any = None) -> Any:
+    def __call__(self, features: Any, weights: Any = None) -> Activations:
         """Look up a batch, without training. May be called from any thread.
 
         Parameters
@@ -188,9 +235,12 @@ class ShardedEmbedding(TableOwner):
         ShardcoreRuntimeError
             If the engine is closed.
         """
-        return self._training.look_up(features, weights)
+        found: Activations = self._training.look_up(features, weights)
+        return found
 
-    def lookup(self, features: Any, weights: Any = None, training: bool = True) -> Lookup:
+    def lookup(
+        self, features: Any, weights: Any = None, training: bool = True
+    ) -> Lookup[Activations]:
         """Look up a batch, and return it with its activations for gradients that may follow.
 
         For what one batch after the other does not express: two towers over one table, gradients
@@ -259,7 +309,7 @@ class ShardedEmbedding(TableOwner):
         """
         self._training.enqueue(features, weights, training, name)
 
-    def dequeue(self, name: str | None = None) -> Any:
+    def dequeue(self, name: str | None = None) -> Activations:
         """Return the activations of the batch that was enqueued first, of those still waiting.
 
         Parameters
@@ -277,7 +327,8 @@ class ShardedEmbedding(TableOwner):
         ShardcoreRuntimeError
             If no batch waits, or the engine is closed.
         """
-        return self._training.dequeue(name)
+        found: Activations = self._training.dequeue(name)
+        return found
 
     # --- training --------------------------------------------------------------------------------
 
@@ -324,7 +375,7 @@ class ShardedEmbedding(TableOwner):
         return self._training.apply_next(gradients, weight_gradients, name)
 
     def apply(
-        self, pairs: Sequence[tuple[Lookup, Any]], weight_gradients: bool = False
+        self, pairs: Sequence[tuple[Lookup[Activations], Any]], weight_gradients: bool = False
     ) -> list[Any] | None:
         """Update every row that any of several lookups names, once, as one step.
 

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic
 
 from shardcore.engine.in_flight import APPLIED, DROPPED, READ, Pending
 from shardcore.engine.training import Training
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError, shown
 
-__all__ = ["Lookup", "pending_of"]
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar  # with a default, which Python has from 3.13
+
+    Activations = TypeVar("Activations", default=Any)
+else:
+    from typing import TypeVar
+
+    Activations = TypeVar("Activations")
+
+__all__ = ["Activations", "Lookup", "pending_of"]
 
 
-class Lookup:
+class Lookup(Generic[Activations]):
     """A batch that was looked up: its activations, and the way back for their gradients.
 
     Made by `ShardedEmbedding.lookup`. Any number may be in flight, in any order. Each is applied
@@ -53,7 +62,7 @@ class Lookup:
         self._pending = pending
 
     @property
-    def activations(self) -> Any:
+    def activations(self) -> Activations:
         """The activations, in the structure of the configuration; the same arrays every time.
 
         With ``pipeline=True`` the first time waits for the lookup. They can be had after
@@ -64,7 +73,8 @@ class Lookup:
         ShardcoreRuntimeError
             If it was dropped, an earlier call failed in the background, or the engine is closed.
         """
-        return self._training.activations(self._pending)
+        found: Activations = self._training.activations(self._pending)
+        return found
 
     def apply_gradients(self, gradients: Any, weight_gradients: bool = False) -> Any:
         """Update every row that the batch names, once, with its table's optimizer.

@@ -60,17 +60,59 @@ Found 2 errors in 1 file (checked 1 source file)
 
 @pytest.mark.slow
 def test_mypy_sees_a_misspelt_argument(tmp_path):
+    assert checked(CODE, tmp_path) == FOUND
+
+
+ACTIVATIONS = """\
+import numpy as np
+import shardcore as sc
+
+user = sc.FeatureConfig(sc.TableConfig(3, 2))
+with sc.ShardedEmbedding(user, sc.optimizers.SGD(0.1), seed=3) as engine:
+    reveal_type(engine([[1]]).ndim)
+    reveal_type(engine.lookup([[1]]).activations.ndim)
+reveal_type(sc.ShardedEmbedding({"user": user}).dequeue()["user"].ndim)
+reveal_type(sc.ShardedEmbedding([user]).dequeue()[0].ndim)
+reveal_type(sc.ShardedEmbedding({"user": [user], "both": (user, user)}).dequeue())
+
+
+def step(engine: sc.ShardedEmbedding, lookup: sc.Lookup) -> None:
+    reveal_type(engine.dequeue())
+    engine.apply([(lookup, np.ones((1, 2)))])
+
+
+def named(name: str) -> sc.ShardedEmbedding:
+    return sc.ShardedEmbedding({name: user})
+"""
+REVEALED = """\
+code.py:6: note: Revealed type is "int"
+code.py:7: note: Revealed type is "int"
+code.py:8: note: Revealed type is "int"
+code.py:9: note: Revealed type is "int"
+code.py:10: note: Revealed type is "Any"
+code.py:14: note: Revealed type is "Any"
+Success: no issues found in 1 source file
+"""
+
+
+@pytest.mark.slow
+def test_mypy_sees_the_structure_of_activations(tmp_path):
+    assert checked(ACTIVATIONS, tmp_path) == REVEALED
+
+
+def checked(code: str, folder: Path) -> str:
+    """Return what mypy prints of `code`."""
     pytest.importorskip("mypy", reason="mypy is not installed; it is in the extra lint")
-    (tmp_path / "code.py").write_text(CODE, encoding="utf-8")
+    (folder / "code.py").write_text(code, encoding="utf-8")
     sources = os.pathsep.join(str(ROOT / part) for part in ("", "backends", "plugins"))
     command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", "cache", "code.py"]
     run = subprocess.run(
         command,
-        cwd=tmp_path,
+        cwd=folder,
         env={**os.environ, "MYPYPATH": sources},
         capture_output=True,
         text=True,
         check=False,
     )
     assert run.stderr == ""
-    assert run.stdout == FOUND
+    return run.stdout
