@@ -24,8 +24,9 @@ from .goals import at_least, at_most, no_slower_than, of_the_table
 from .measure import LeftOut, Plan, Result, as_line, from_line, measured
 from .ours import optimizer_of
 from .peers import PEERS, Peer
+from .peers.machine import Machine
 from .report import HEADER, NOT_HERE, Report
-from .tasks import Update
+from .tasks import Bags, LookupTask, StepTask, Update
 from .timing import Times, take_turns
 from .workload import SMALL, bags_combined, bags_of_ids, draw_ids
 
@@ -38,6 +39,7 @@ ASKED_OF: Final = {
     "torch": ("lookup", "combiner", "short", "optimizer", "serving"),
     "FBGEMM": ("lookup", "combiner", "short", "step", "form", "criteo", "many", "partition"),
     "TensorFlow": ("combiner", "optimizer", "partition", "slices", "variable"),
+    "memory": ("lookup", "short", "step", "optimizer"),
 }
 
 UNABLE: Final = {
@@ -271,6 +273,54 @@ def test_our_optimizers_are_those_of_the_update() -> None:
     assert optimizer_of(Update("SGD")) == sc.optimizers.SGD(0.01)
     stochastic: Any = optimizer_of(Update("RowwiseAdagrad", stochastic=True))
     assert stochastic.stochastic_rounding
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("width", [16, 32, 64, 128, 256, 512, 1024])
+def test_the_floor_reads_and_writes_the_rows_it_says(width: int, threads: int) -> None:
+    machine = Machine()
+    if machine.missing():
+        pytest.skip(f"memory: {machine.missing()}")
+    machine.set_num_threads(threads)
+    draw = np.random.default_rng(4)
+    rows = draw.random((300, width // 4), np.float32)
+    ids = draw.integers(0, 300, 1_000)
+    splits = np.array([0, 3, 3, 700, 1_000])
+    words = rows.view(np.uint64)[ids]
+    for way in (
+        machine.lookup(LookupTask(rows, ids, splits)).run,
+        machine.step(step_of(rows, ids)).run,
+    ):
+        assert way() == np.bitwise_xor.reduce(words, axis=None)
+    table = rows.view(np.uint32).copy()
+    own = table.view(np.uint8).reshape(300, width)
+    for ahead in (0, 8, 400):
+        machine._write([own], np.unique(ids), ahead, value=1)
+    expected = rows.view(np.uint32).copy()
+    expected[np.unique(ids)] += 3
+    np.testing.assert_array_equal(table, expected)
+
+
+def step_of(rows: NDArray[Any], ids: NDArray[np.int64]) -> StepTask:
+    gradient = np.zeros((4, rows.shape[1]), np.float32)
+    splits = np.array([0, 1, 2, 999, ids.size])
+    return StepTask([rows], [Bags(0, ids, splits, gradient)], Update("RowwiseAdagrad"))
+
+
+def test_a_floor_that_reads_other_rows_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine()
+    if machine.missing():
+        pytest.skip(f"memory: {machine.missing()}")
+    monkeypatch.setattr(machine, "_read", lambda *_: 0)
+    rows = np.arange(48, dtype=np.float32).reshape(3, 16) ** 2
+    task = LookupTask(rows, np.array([1]), np.array([0, 1]))
+    with pytest.raises(AssertionError, match="other rows were read than those of the ids"):
+        machine.lookup(task)
+
+
+def test_without_a_compiler_there_is_no_floor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler")
+    assert Machine().missing() == "there is no C compiler"
 
 
 RESULT: Final = Result("a case", "f", "torch: g", Times([1e-3, 1e-3], [2e-3, 3e-3]), at_least(2.6))

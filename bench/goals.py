@@ -7,7 +7,15 @@ from typing import Final
 
 from .timing import duration
 
-__all__ = ["Goal", "at_least", "at_most", "no_slower_than", "of_the_table"]
+__all__ = [
+    "LOOKUP_FLOOR",
+    "STEP_FLOOR",
+    "Goal",
+    "at_least",
+    "at_most",
+    "no_slower_than",
+    "of_the_table",
+]
 
 
 @dataclass(frozen=True)
@@ -57,6 +65,10 @@ def no_slower_than(factor: float) -> Goal:
 def at_most(seconds: float) -> Goal:
     return Goal(seconds=seconds)
 
+
+LOOKUP_FLOOR: Final = {"memory": no_slower_than(1 / 0.9)}
+STEP_FLOOR: Final = {"memory": no_slower_than(1.25)}
+"""How near each should come to what its bytes cost."""
 
 # One table of 4M x 64, by threads: with uniform ids, and with skewed ones.
 _TABLE: Final = {

@@ -17,7 +17,7 @@ HEADER: Final = (
 
 NOT_HERE: Final = (
     "the demo on `sim` with 4 hosts: its rival is an earlier revision of ourselves",
-    "cycles, cache misses, page faults and this machine's best rate of random rows",
+    "cycles, cache misses and page faults",
 )
 """What no peer does, and this command does not measure."""
 

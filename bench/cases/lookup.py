@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from ..contender import Tolerance
-from ..goals import Goal, at_least, no_slower_than, of_the_table
+from ..goals import LOOKUP_FLOOR, Goal, at_least, no_slower_than, of_the_table
 from ..ours import engine_of, lookup_of
 from ..tasks import LookupTask
 from ..workload import ALL_DISTRIBUTIONS, DISTRIBUTIONS, Sizes, bags_of_ids, table_rows
@@ -49,7 +49,8 @@ def _of_one_dim(
     for name in distributions:
         goal = of_the_table("lookup", name, threads)
         task = LookupTask(rows, *bags_of_ids(sizes, name, len(rows)))
-        yield _case(f"lookup, dim {dim}, {name}", engine, task, {"torch": goal, "FBGEMM": goal})
+        goals = {"torch": goal, "FBGEMM": goal, **LOOKUP_FLOOR}
+        yield _case(f"lookup, dim {dim}, {name}", engine, task, goals)
 
 
 def combiners(sizes: Sizes, threads: int) -> Iterator[Case]:
@@ -90,7 +91,7 @@ def _of_two_bytes(
     for distribution in DISTRIBUTIONS:
         bags = bags_of_ids(sizes, distribution, len(rows))
         task = LookupTask(rows, *bags, tolerance=OF_TWO_BYTES[name])
-        aims = dict(goals)
+        aims = {**goals, **LOOKUP_FLOOR}
         if distribution != "uniform" and "shardcore" in aims:
             aims["shardcore"] = None  # hot rows come from the cache
         yield _case(f"lookup, {name}, dim {dim}, {distribution}", engine, task, aims)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from .. import ours
 from ..contender import LONG_SUMS, Tolerance
-from ..goals import Goal, at_least, of_the_table
+from ..goals import STEP_FLOOR, Goal, at_least, of_the_table
 from ..tasks import Bags, StepTask, Update
 from ..workload import (
     ALL_DISTRIBUTIONS,
@@ -38,7 +38,8 @@ def steps(sizes: Sizes, threads: int) -> Iterator[Case]:
         for distribution in ALL_DISTRIBUTIONS:
             goal = of_the_table(name, distribution, threads)
             task = StepTask([rows], [_whole(sizes, distribution)], Update(name))
-            yield step_case(f"step, {name}, {distribution}", task, {"FBGEMM": goal})
+            goals = {"FBGEMM": goal, **STEP_FLOOR}
+            yield step_case(f"step, {name}, {distribution}", task, goals)
 
 
 def other_optimizers(sizes: Sizes, threads: int) -> Iterator[Case]:
@@ -48,7 +49,8 @@ def other_optimizers(sizes: Sizes, threads: int) -> Iterator[Case]:
             bags = [_whole(sizes, distribution)]
             tolerance = OF_MOMENTS if name == "Adam" else LONG_SUMS
             task = StepTask([rows], bags, Update(name), tolerance=tolerance)
-            yield step_case(f"step, {name}, {distribution}", task, {peer: at_least(15)})
+            goals = {peer: at_least(15), **STEP_FLOOR}
+            yield step_case(f"step, {name}, {distribution}", task, goals)
 
 
 def other_forms(sizes: Sizes, threads: int) -> Iterator[Case]:

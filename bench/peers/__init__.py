@@ -1,12 +1,14 @@
 """The same work done by others: torch, FBGEMM, TensorFlow and NumPy, each only where installed.
 
-Nothing here is a dependency. `Own` is ourselves, in the way that a case has to keep up with.
+Nothing here is a dependency. `Own` is ourselves, in the way that a case has to keep up with, and
+`Machine` is what the bytes of a work cost here, whatever is computed with them.
 """
 
 from __future__ import annotations
 
 from .base import Peer
 from .fbgemm_peer import Fbgemm
+from .machine import Machine
 from .numpy_peer import Numpy
 from .own import Own
 from .tensorflow_peer import TensorFlow
@@ -15,5 +17,5 @@ from .torch_peer import Torch
 __all__ = ["PEERS", "Peer"]
 
 PEERS: dict[str, Peer] = {
-    peer.name: peer for peer in (Own(), Numpy(), Torch(), Fbgemm(), TensorFlow())
+    peer.name: peer for peer in (Own(), Numpy(), Torch(), Fbgemm(), TensorFlow(), Machine())
 }
