@@ -88,7 +88,7 @@ test-pjrt: .venv-pjrt/ready  ## the backend pjrt: on eight CPU devices, and comp
 test-peers: .venv-peers/ready  ## against torch, FBGEMM, TensorFlow, SparseCore, polars and pandas; a missing one fails
 	JAX_PLATFORMS=cpu PYTHONPATH=tests/peers .venv-peers/bin/python -P -m pytest -p no_skips \
 		tests/shardcore_optimizers/test_optimizers_against_peers.py \
-		tests/shardcore_optimizers/test_optimizers_against_sparsecore.py bench/bench_peers.py \
+		tests/shardcore_optimizers/test_optimizers_against_sparsecore.py tests/shardcore_bench \
 		tests/features/test_frames.py tests/torch \
 		"tests/test_docs.py::test_code_of_a_page_runs_and_prints_what_is_shown[docs/torch.md]"
 	.venv-peers/bin/python -P -m pytest -q --doctest-modules shardcore/torch

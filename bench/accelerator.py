@@ -34,8 +34,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
 
+from shardcore_bench.timing import duration
+
 from .accelerator_workload import Case
-from .timing import duration
 
 __all__ = ["main"]
 

@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from shardcore_bench.workload import DISTRIBUTIONS, Sizes, bag_sums, bags_of_ids
 
 import shardcore as sc
 from shardcore.store.segment_reduce import segment_reduce
 from shardcore.store.table import StoreTable
-
-from .workload import DISTRIBUTIONS, Sizes, bag_sums, bags_of_ids
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from .workload import DISTRIBUTIONS, Sizes
+from shardcore_bench.workload import DISTRIBUTIONS, Sizes
 
 jax = pytest.importorskip("jax", reason="jax is not installed")
 pytest.importorskip("optax", reason="optax is not installed")

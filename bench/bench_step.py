@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from shardcore_bench.workload import DISTRIBUTIONS, Sizes, bags_of_ids, gradient_of
 
 import shardcore as sc
-
-from .workload import DISTRIBUTIONS, Sizes, bags_of_ids, gradient_of
 
 LEARNING_RATE = 0.01
 ACCUMULATOR = 0.1

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from shardcore_bench.workload import Sizes
 
 import shardcore as sc
-
-from .workload import Sizes
 
 
 @pytest.mark.benchmark(group="variable")

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from shardcore_bench.workload import FULL, SMALL, Sizes, table_rows
 
 import shardcore as sc
-
-from .workload import FULL, SMALL, Sizes, table_rows
 
 
 @pytest.fixture(scope="session")

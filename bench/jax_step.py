@@ -29,11 +29,17 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import NDArray
+from shardcore_bench.timing import duration
+from shardcore_bench.workload import (
+    DISTRIBUTIONS,
+    FULL,
+    Sizes,
+    bags_of_ids,
+    gradient_of,
+    table_rows,
+)
 
 import shardcore as sc
-
-from .timing import duration
-from .workload import DISTRIBUTIONS, FULL, Sizes, bags_of_ids, gradient_of, table_rows
 
 __all__ = ["BATCHES", "OPTIMIZERS", "Ours", "Plain", "Step", "batches_of", "check_equal", "main"]
 

@@ -16,11 +16,10 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from shardcore_bench.timing import Times, duration, take_turns
 
 import shardcore as sc
 import shardcore.torch as st
-
-from .timing import Times, duration, take_turns
 
 __all__ = ["main"]
 

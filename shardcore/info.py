@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import platform
-from importlib.metadata import version
 
 import numpy as np
 
+import shardcore
 from shardcore._core import cpu
 from shardcore.plugins import registry
 from shardcore.store import instruction_set, threads
 
-__all__ = ["describe"]
+__all__ = ["describe", "describe_machine"]
 
 
 def describe() -> list[str]:
@@ -22,17 +22,7 @@ def describe() -> list[str]:
     >>> [line.split()[0] for line in describe()[:4]]
     ['shardcore', 'Python', 'NumPy', 'platform']
     """
-    features = sorted(name for name, present in cpu.features().items() if present)
-    lines = [
-        f"shardcore      {version('shardcore')}",
-        f"Python         {platform.python_version()} ({platform.python_implementation()})",
-        f"NumPy          {np.__version__}",
-        f"platform       {platform.platform()}",
-        f"CPU features   {', '.join(features) or 'none that matter here'}",
-        f"kernels        {instruction_set.NAME}: {instruction_set.REASON}",
-        f"threads        {threads.get_num_threads()}",
-        "backends",
-    ]
+    lines = [*describe_machine(), "backends"]
     for name, backend in registry.backends().items():
         state = "available" if backend.available else f"unavailable: {backend.reason}"
         lines.append(f"  {name}: {state} (from {backend.provider})")
@@ -41,3 +31,23 @@ def describe() -> list[str]:
     lines.append("plugins")
     lines += [f"  {plugin}" for plugin in registry.plugins()]
     return lines
+
+
+def describe_machine() -> list[str]:
+    """Return those of the lines that a measurement depends on.
+
+    Examples
+    --------
+    >>> [line.split()[0] for line in describe_machine()[4:]]
+    ['CPU', 'kernels', 'threads']
+    """
+    features = sorted(name for name, present in cpu.features().items() if present)
+    return [
+        f"shardcore      {shardcore.__version__}",
+        f"Python         {platform.python_version()} ({platform.python_implementation()})",
+        f"NumPy          {np.__version__}",
+        f"platform       {platform.platform()}",
+        f"CPU features   {', '.join(features) or 'none that matter here'}",
+        f"kernels        {instruction_set.NAME}: {instruction_set.REASON}",
+        f"threads        {threads.get_num_threads()}",
+    ]

@@ -95,7 +95,7 @@ def check_from_inside(clone, environment):
         assert "  cpu: available (from shardcore:shardcore_cpu)\n" in told
         assert "  sim: available (from shardcore:shardcore_sim)\n" in told
         assert "could not be loaded" not in told
-    compare = ("-m", "bench.compare", "--quick", "--rounds", "1", "--peers", "NumPy", "--only")
+    compare = ("-m", "shardcore", "bench", "--quick", "--peers", "NumPy", "--only")
     for group in ("partition", "lookup"):
         told = run(clone, python, *compare, group)
         assert (" | NumPy: divmod + stable argsort | " in told) == (group == "partition")

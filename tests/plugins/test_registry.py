@@ -145,6 +145,7 @@ for name, info in registry.backends().items():
     print(name, info)
 """
     assert python(code).splitlines() == [
+        "shardcore:shardcore_bench True None",
         "shardcore:shardcore_cpu True None",
         "shardcore:shardcore_demo True None",
         "shardcore:shardcore_optimizers True None",
@@ -526,6 +527,7 @@ print(registry.backends()["sim"].provider, "shardcore_fast" in registry.backends
 """
     rule = "names starting with 'shardcore_' belong to the distribution shardcore"
     assert python(code, "reserved").splitlines() == [
+        "shardcore:shardcore_bench None",
         "shardcore:shardcore_cpu None",
         "shardcore:shardcore_demo None",
         "shardcore:shardcore_optimizers None",

@@ -7,13 +7,12 @@ from typing import Final
 
 import numpy as np
 
-from shardcore.planning.id_distribution import IdDistribution
-
-from ..goals import at_least
-from ..tasks import Bags, StepTask, Update
-from ..workload import DISTRIBUTIONS, Sizes, draw_ids
-from .case import Case
-from .step import step_case
+from shardcore.planning import IdDistribution
+from shardcore_bench.cases.case import Case
+from shardcore_bench.cases.step import step_case
+from shardcore_bench.goals import at_least
+from shardcore_bench.tasks import Bags, StepTask, Update
+from shardcore_bench.workload import DISTRIBUTIONS, Sizes, draw_ids
 
 __all__ = ["criteo", "many_small"]
 

@@ -44,6 +44,7 @@ class Times:
 
     @property
     def ratio(self) -> float:
+        """The median of the ratios."""
         return statistics.median(self.ratios)
 
     @property

@@ -7,17 +7,18 @@ from functools import partial
 import numpy as np
 
 import shardcore as sc
-
-from ..contender import Contender
-from ..ours import engine_of, lookup_of
-from ..tasks import LookupTask, ShardsTask
-from ..workload import bags_combined
-from .base import Peer
+from shardcore_bench.contender import Contender
+from shardcore_bench.ours import engine_of, lookup_of
+from shardcore_bench.peers.base import Peer
+from shardcore_bench.tasks import LookupTask, ShardsTask
+from shardcore_bench.workload import bags_combined
 
 __all__ = ["Own"]
 
 
 class Own(Peer):
+    """Ourselves, at the plainest of what a case does."""
+
     name = "shardcore"
     modules = ("shardcore",)
 

@@ -6,13 +6,13 @@ Nothing here is a dependency. `Own` is ourselves, in the way that a case has to 
 
 from __future__ import annotations
 
-from .base import Peer
-from .fbgemm_peer import Fbgemm
-from .machine import Machine
-from .numpy_peer import Numpy
-from .own import Own
-from .tensorflow_peer import TensorFlow
-from .torch_peer import Torch
+from shardcore_bench.peers.base import Peer
+from shardcore_bench.peers.fbgemm_peer import Fbgemm
+from shardcore_bench.peers.machine import Machine
+from shardcore_bench.peers.numpy_peer import Numpy
+from shardcore_bench.peers.own import Own
+from shardcore_bench.peers.tensorflow_peer import TensorFlow
+from shardcore_bench.peers.torch_peer import Torch
 
 __all__ = ["PEERS", "Peer"]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from ..workload import Sizes
-from .case import Case
-from .lookup import combiners, lookups, short_rows
-from .many_tables import criteo, many_small
-from .serving import serving
-from .shards import lookups_in_shards, partitions, slices, variables
-from .step import other_forms, other_optimizers, steps
+from shardcore_bench.cases.case import Case
+from shardcore_bench.cases.lookup import combiners, lookups, short_rows
+from shardcore_bench.cases.many_tables import criteo, many_small
+from shardcore_bench.cases.serving import serving
+from shardcore_bench.cases.shards import lookups_in_shards, partitions, slices, variables
+from shardcore_bench.cases.step import other_forms, other_optimizers, steps
+from shardcore_bench.workload import Sizes
 
 __all__ = ["GROUPS", "Case"]
 

@@ -9,11 +9,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import ours
-from ..contender import LONG_SUMS, Tolerance
-from ..goals import STEP_FLOOR, Goal, at_least, of_the_table
-from ..tasks import Bags, StepTask, Update
-from ..workload import (
+from shardcore_bench import ours
+from shardcore_bench.cases.case import Case
+from shardcore_bench.contender import LONG_SUMS, Tolerance
+from shardcore_bench.goals import STEP_FLOOR, Goal, at_least, of_the_table
+from shardcore_bench.tasks import Bags, StepTask, Update
+from shardcore_bench.workload import (
     ALL_DISTRIBUTIONS,
     DISTRIBUTIONS,
     Sizes,
@@ -21,7 +22,6 @@ from ..workload import (
     gradient_of,
     table_rows,
 )
-from .case import Case
 
 __all__ = ["other_forms", "other_optimizers", "step_case", "steps"]
 
@@ -33,6 +33,7 @@ OF_MOMENTS: Final = Tolerance(relative=1e-3, absolute=1e-4, exceptions=1e-5, lim
 
 
 def steps(sizes: Sizes, threads: int) -> Iterator[Case]:
+    """Yield the optimizers that FBGEMM has too, at every skew of the ids."""
     rows = table_rows(sizes)
     for name in ("RowwiseAdagrad", "SGD", "Adagrad"):
         for distribution in ALL_DISTRIBUTIONS:
@@ -43,6 +44,7 @@ def steps(sizes: Sizes, threads: int) -> Iterator[Case]:
 
 
 def other_optimizers(sizes: Sizes, threads: int) -> Iterator[Case]:
+    """Yield those that it does not have, beside others that do."""
     rows = table_rows(sizes)
     for name, peer in OTHER.items():
         for distribution in DISTRIBUTIONS:
@@ -86,6 +88,7 @@ def other_forms(sizes: Sizes, threads: int) -> Iterator[Case]:
 
 
 def step_case(name: str, task: StepTask, goals: dict[str, Goal | None] | dict[str, Goal]) -> Case:
+    """Return the case of a task: a step of ours against one of each peer."""
     return Case(
         name,
         lambda: ours.step(task),

@@ -10,9 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 import shardcore as sc
-
-from .contender import Arrays, Contender
-from .tasks import LookupTask, PartitionTask, ShardsTask, SliceTask, StepTask, Update, VariableTask
+from shardcore_bench.contender import Arrays, Contender
+from shardcore_bench.tasks import (
+    LookupTask,
+    PartitionTask,
+    ShardsTask,
+    SliceTask,
+    StepTask,
+    Update,
+    VariableTask,
+)
 
 __all__ = [
     "decompose_slice",
@@ -54,6 +61,7 @@ def lookup_of(engine: sc.ShardedEmbedding, task: LookupTask) -> Contender:
 
 
 def prepared_lookup(params: Any, what: str, task: LookupTask) -> Contender:
+    """Return the prepared lookup in what `what` names."""
     run = partial(sc.prepare_lookup(params, task.combiner), task.ids, task.row_splits)
     return Contender(f"prepare_lookup({what})", run, lambda found: (found,))
 
@@ -115,6 +123,8 @@ def step(task: StepTask) -> Contender:
 
 
 def partition(layout: sc.Layout, task: PartitionTask) -> Contender:
+    """Return the partition of ids by a layout."""
+
     def arrays(found: sc.Partition) -> Arrays:
         return found.local, np.diff(found.row_splits), found.inverse
 
@@ -122,6 +132,8 @@ def partition(layout: sc.Layout, task: PartitionTask) -> Contender:
 
 
 def decompose_slice(layout: sc.Layout, task: SliceTask) -> Contender:
+    """Return the slices of shards that a slice of rows is."""
+
     def arrays(found: list[tuple[int, slice]]) -> Arrays:
         local = [np.arange(task.sizes[shard])[part] for shard, part in found]
         return np.array([shard for shard, _ in found]), *local
@@ -131,11 +143,13 @@ def decompose_slice(layout: sc.Layout, task: SliceTask) -> Contender:
 
 
 def read_slice(task: VariableTask) -> Contender:
+    """Return the slice of a variable."""
     read = partial(getitem, sc.ShardedVariable(list(task.shards)), task.rows)
     return Contender("ShardedVariable[...]", read, lambda found: (found,))
 
 
 def lookup_in_shards(task: ShardsTask) -> Contender:
+    """Return the lookup in a list of shards."""
     run = partial(
         sc.embedding_lookup_sparse, list(task.shards), (task.ids, task.row_splits), combiner="sum"
     )

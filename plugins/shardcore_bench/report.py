@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 from typing import Final
 
-from .measure import LeftOut, Result
-from .timing import duration
+from shardcore_bench.measure import LeftOut, Result
+from shardcore_bench.timing import duration
 
 __all__ = ["HEADER", "NOT_HERE", "Report"]
 
@@ -23,9 +23,16 @@ NOT_HERE: Final = (
 
 
 class Report:
-    """What has been printed so far, as far as the last lines need it."""
+    """What has been printed so far.
+
+    Attributes
+    ----------
+    results : dict of str -> list of Result
+        By table.
+    """
 
     def __init__(self) -> None:
+        self.results: dict[str, list[Result]] = {}
         self._section = ""
         self._reached = 0
         self._missed: list[str] = []
@@ -35,6 +42,7 @@ class Report:
     def begin(self, section: str) -> None:
         """Print the head of a table."""
         self._section = section
+        self.results[section] = []
         print(f"\n### {section}\n\n{HEADER}", flush=True)
 
     def add(self, found: Result | LeftOut) -> None:
@@ -45,6 +53,7 @@ class Report:
                 cases.append(found.case)
             return
         print(self._line(found), flush=True)
+        self.results[self._section].append(found)
         if found.reached:
             self._reached += 1
         elif found.reached is False:
@@ -59,6 +68,7 @@ class Report:
 
     @property
     def failed(self) -> bool:
+        """Whether a process ended before its time: a result differed, or something broke."""
         return bool(self._failed)
 
     def end(self) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..contender import Arrays, Contender
-from ..tasks import PartitionTask, VariableTask
-from .base import Peer
+from shardcore_bench.contender import Arrays, Contender
+from shardcore_bench.peers.base import Peer
+from shardcore_bench.tasks import PartitionTask, VariableTask
 
 __all__ = ["Numpy"]
 
 
 class Numpy(Peer):
+    """NumPy, as it would be written by hand."""
+
     name = "NumPy"
     modules = ("numpy",)
 

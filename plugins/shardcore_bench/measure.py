@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from .cases import GROUPS, Case
-from .contender import UnableError, check_equal
-from .goals import Goal
-from .peers import PEERS
-from .timing import Times, take_turns
-from .workload import FULL, QUICK, SMALL
+from shardcore_bench.cases import GROUPS, Case
+from shardcore_bench.contender import UnableError, check_equal
+from shardcore_bench.goals import Goal
+from shardcore_bench.peers import PEERS
+from shardcore_bench.timing import Times, take_turns
+from shardcore_bench.workload import FULL, QUICK, SMALL
 
 __all__ = ["SIZES", "LeftOut", "Plan", "Result", "measured"]
 
@@ -127,8 +128,12 @@ def from_line(line: str) -> Result | LeftOut | None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print a line of JSON per comparison; the argument is a `Plan` as JSON."""
     (plan,) = sys.argv[1:] if argv is None else argv
-    for found in results(Plan(**json.loads(plan))):
-        print(as_line(found), flush=True)
+    try:
+        for found in results(Plan(**json.loads(plan))):
+            print(as_line(found), flush=True)
+    except BrokenPipeError:  # the process that reads is gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     return 0
 
 

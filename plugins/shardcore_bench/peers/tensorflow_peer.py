@@ -13,14 +13,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..contender import Arrays, Contender
-from ..tasks import LookupTask, PartitionTask, SliceTask, StepTask, VariableTask
-from .base import Peer
+from shardcore_bench.contender import Arrays, Contender
+from shardcore_bench.peers.base import Peer
+from shardcore_bench.tasks import LookupTask, PartitionTask, SliceTask, StepTask, VariableTask
 
 __all__ = ["TensorFlow"]
 
 
 class TensorFlow(Peer):
+    """TensorFlow, in graph functions where that is its faster way."""
+
     name = "TensorFlow"
     modules = ("tensorflow",)
 

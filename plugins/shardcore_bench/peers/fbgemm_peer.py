@@ -13,10 +13,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ..contender import Arrays, Contender
-from ..tasks import Bags, LookupTask, PartitionTask, StepTask
-from .base import Peer
-from .torch_peer import as_array, as_tensor
+from shardcore_bench.contender import Arrays, Contender
+from shardcore_bench.peers.base import Peer
+from shardcore_bench.peers.torch_peer import as_array, as_tensor
+from shardcore_bench.tasks import Bags, LookupTask, PartitionTask, StepTask
 
 __all__ = ["Fbgemm"]
 
@@ -29,6 +29,8 @@ _PRECISIONS: Final = {"float32": "FP32", "float16": "FP16"}
 
 
 class Fbgemm(Peer):
+    """FBGEMM: one table-batched embedding (TBE) with all tables of a task."""
+
     name = "FBGEMM"
     modules = ("torch", "fbgemm_gpu")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ..contender import EXACT, Contender, Tolerance
-from ..goals import Goal
-from ..peers import Peer
+from shardcore_bench.contender import EXACT, Contender, Tolerance
+from shardcore_bench.goals import Goal
+from shardcore_bench.peers import Peer
 
 __all__ = ["Case"]
 

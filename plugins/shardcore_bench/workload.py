@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from .text_ids import text_ids
+from shardcore_bench.text_ids import text_ids
 
 __all__ = [
     "ALL_DISTRIBUTIONS",

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .contender import EXACT, LONG_SUMS, Tolerance
+from shardcore_bench.contender import EXACT, LONG_SUMS, Tolerance
 
 __all__ = [
     "Bags",

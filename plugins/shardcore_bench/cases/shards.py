@@ -10,12 +10,11 @@ from typing import Any, Final
 import numpy as np
 
 import shardcore as sc
-
-from .. import ours
-from ..goals import Goal, at_least, no_slower_than
-from ..tasks import PartitionTask, ShardsTask, SliceTask, VariableTask
-from ..workload import DISTRIBUTIONS, Sizes, bags_of_ids, draw_ids, table_rows
-from .case import Case
+from shardcore_bench import ours
+from shardcore_bench.cases.case import Case
+from shardcore_bench.goals import Goal, at_least, no_slower_than
+from shardcore_bench.tasks import PartitionTask, ShardsTask, SliceTask, VariableTask
+from shardcore_bench.workload import DISTRIBUTIONS, Sizes, bags_of_ids, draw_ids, table_rows
 
 __all__ = ["lookups_in_shards", "partitions", "slices", "variables"]
 
@@ -23,6 +22,7 @@ SLICES: Final = {"all": slice(None), "reversed": slice(None, None, -3), "few row
 
 
 def partitions(sizes: Sizes, threads: int) -> Iterator[Case]:
+    """Yield ids grouped by shard, with the way back."""
     for distribution in DISTRIBUTIONS:
         draw = np.random.default_rng(0)
         ids = draw_ids(draw, distribution, sizes.partition_ids, sizes.rows)
@@ -44,6 +44,7 @@ def _partition(
 
 
 def slices(sizes: Sizes, threads: int) -> Iterator[Case]:
+    """Yield slices of the rows as slices of the shards."""
     layout = sc.Layout.div(sizes.rows, sizes.shards)
     for name, rows in SLICES.items():
         task = SliceTask(layout.shard_sizes, rows)
@@ -57,6 +58,7 @@ def slices(sizes: Sizes, threads: int) -> Iterator[Case]:
 
 
 def variables(sizes: Sizes, threads: int) -> Iterator[Case]:
+    """Yield slices read from a variable in shards."""
     numbers = np.arange(sizes.variable_rows * sizes.dim, dtype=np.float32)
     whole = numbers.reshape(sizes.variable_rows, sizes.dim)
     shards = [part.copy() for part in np.array_split(whole, sizes.shards)]
@@ -72,6 +74,7 @@ def variables(sizes: Sizes, threads: int) -> Iterator[Case]:
 
 
 def lookups_in_shards(sizes: Sizes, threads: int) -> Iterator[Case]:
+    """Yield lookups in a table of many shards, beside the same in one array."""
     shards = np.array_split(table_rows(sizes), sizes.shards)
     for distribution in DISTRIBUTIONS:
         task = ShardsTask(shards, *bags_of_ids(sizes, distribution))

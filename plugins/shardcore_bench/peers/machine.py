@@ -1,4 +1,4 @@
-"""This machine's memory: what a lookup or a step costs that computes nothing.
+"""The memory of the machine: what a lookup or a step costs that computes nothing.
 
 The floor of a work is what its bytes cost: its random rows at the best rate that is found for rows
 of that width in that order, and what is read and written in line at the rate of a plain copy. A
@@ -13,7 +13,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from pathlib import Path
@@ -23,9 +23,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ..contender import Contender
-from ..tasks import LookupTask, StepTask
-from .base import Peer
+from shardcore_bench.contender import Contender
+from shardcore_bench.peers.base import Peer
+from shardcore_bench.tasks import LookupTask, StepTask
 
 __all__ = ["Machine"]
 
@@ -84,6 +84,8 @@ def address(array: NDArray[Any]) -> int:
 
 
 class Machine(Peer):
+    """The memory: the rows of a task read and written, and nothing computed."""
+
     name = "memory"
     modules = ("numpy",)
     _threads = 1
@@ -198,7 +200,7 @@ class Machine(Peer):
                 one.result()
 
     @staticmethod
-    def _best(ways: list[Callable[[], Any]]) -> Callable[[], Any]:
+    def _best(ways: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
         def seconds(way: Callable[[], Any]) -> float:
             found = []
             for _ in range(4):

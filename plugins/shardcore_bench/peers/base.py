@@ -7,8 +7,8 @@ import importlib.util
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
-from ..contender import Contender, UnableError
-from ..tasks import (
+from shardcore_bench.contender import Contender, UnableError
+from shardcore_bench.tasks import (
     LookupTask,
     PartitionTask,
     ShardsTask,
@@ -54,21 +54,27 @@ class Peer(ABC):
         """Let the peer use so many threads; called once, before it does anything."""
 
     def lookup(self, task: LookupTask) -> Contender:
+        """Combine the rows of every bag."""
         raise self.unable("no such lookup")
 
     def step(self, task: StepTask) -> Contender:
+        """Look up, and update every row that is named."""
         raise self.unable("no such step")
 
     def partition(self, task: PartitionTask) -> Contender:
+        """Group ids by shard."""
         raise self.unable("no partition of ids")
 
     def decompose_slice(self, task: SliceTask) -> Contender:
+        """Cut a slice of rows into slices of shards."""
         raise self.unable("no decomposition of slices")
 
     def read_slice(self, task: VariableTask) -> Contender:
+        """Read a slice of a variable in shards."""
         raise self.unable("no variable in shards")
 
     def lookup_in_shards(self, task: ShardsTask) -> Contender:
+        """Combine rows of a table in shards."""
         raise self.unable("no lookup in shards")
 
     def unable(self, reason: str) -> UnableError:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,22 +15,23 @@ from typing import Any, Final
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from shardcore_bench import command, measure, peers, text_ids, timing
+from shardcore_bench.cases import GROUPS
+from shardcore_bench.compare import ROOTS, environment
+from shardcore_bench.contender import Contender, Tolerance, UnableError, check_equal
+from shardcore_bench.goals import at_least, at_most, no_slower_than, of_the_table
+from shardcore_bench.measure import LeftOut, Plan, Result, as_line, from_line, measured
+from shardcore_bench.ours import optimizer_of
+from shardcore_bench.peers import PEERS, Peer
+from shardcore_bench.peers.machine import Machine
+from shardcore_bench.report import HEADER, NOT_HERE, Report
+from shardcore_bench.tasks import Bags, LookupTask, StepTask, Update
+from shardcore_bench.timing import Times, take_turns
+from shardcore_bench.workload import SMALL, bags_combined, bags_of_ids, draw_ids
 
 import shardcore as sc
-
-from . import measure, peers, text_ids, timing
-from .cases import GROUPS
-from .compare import environment, main
-from .contender import Contender, Tolerance, UnableError, check_equal
-from .goals import at_least, at_most, no_slower_than, of_the_table
-from .measure import LeftOut, Plan, Result, as_line, from_line, measured
-from .ours import optimizer_of
-from .peers import PEERS, Peer
-from .peers.machine import Machine
-from .report import HEADER, NOT_HERE, Report
-from .tasks import Bags, LookupTask, StepTask, Update
-from .timing import Times, take_turns
-from .workload import SMALL, bags_combined, bags_of_ids, draw_ids
+from shardcore.cli import main
+from shardcore.errors import ShardcoreValueError
 
 # As many rows in every shard, as FBGEMM's blocks need it.
 EVEN: Final = replace(SMALL, rows=143 * SMALL.shards)
@@ -392,20 +395,24 @@ def test_each_policy_has_its_environment(monkeypatch: pytest.MonkeyPatch) -> Non
     default, passive = environment("default"), environment("passive")
     assert "OMP_WAIT_POLICY" not in default
     assert passive == {**default, "OMP_WAIT_POLICY": "passive"}
-    root, rest = default["PYTHONPATH"].split(os.pathsep)
-    assert (Path(root) / "bench" / "measure.py").is_file()
+    of_shardcore, of_cases, rest = default["PYTHONPATH"].split(os.pathsep)
+    assert (Path(of_shardcore) / "shardcore" / "py.typed").is_file()
+    assert (Path(of_cases) / "shardcore_bench" / "measure.py").is_file()
     assert rest == "elsewhere"
     monkeypatch.delenv("PYTHONPATH")
-    assert environment("default")["PYTHONPATH"] == root
+    assert environment("default")["PYTHONPATH"] == os.pathsep.join(ROOTS)
 
 
 @pytest.mark.slow
 def test_the_whole_command(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     monkeypatch.setattr(peers.PEERS["FBGEMM"], "missing", lambda: "it is not to be had")
-    options = ["--quick", "--rounds", "1", "--only", "partition", "--peers", "NumPy", "FBGEMM"]
-    assert main([*options, "--threads", "1", "2", "--policies", "default", "passive"]) == 0
+    options = ["bench", "--quick", "--only", "partition", "--peers", "NumPy", "FBGEMM"]
+    options += ["--threads", "1", "2", "--policies", "default", "passive"]
+    picture = tmp_path / "ratios.svg"
+    assert main([*options, "--picture", str(picture)]) == 0
     printed = capsys.readouterr().out
     assert f"- NumPy {np.__version__}" in printed
     assert "- FBGEMM left out: it is not to be had" in printed
@@ -419,12 +426,60 @@ def test_the_whole_command(
     assert len(re.findall(line, printed, re.MULTILINE)) == 4 * 4
     assert "\nGoals: 0 reached, 0 missed.\n" in printed
     assert re.search(r"^- FBGEMM: it is not to be had: partition, div, ", printed, re.MULTILINE)
+    assert printed.endswith(f"\nThe ratios are drawn in {picture}.\n")
+    drawn = picture.read_text(encoding="utf-8")
+    for shown in ("NumPy", "2 threads, OMP_WAIT_POLICY=passive", "int64 ids, zipf 1.2"):
+        assert f"<!-- {shown}" in drawn or f"{shown} -->" in drawn
+
+
+def options(*words: str) -> Any:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    return command.options_of(parser.parse_args(words))
+
+
+def test_what_is_compared_by_default_quickly_and_in_full() -> None:
+    usual, quick, full = options(), options("--quick"), options("--full")
+    assert (usual.groups, usual.size, usual.rounds) == (["lookup", "step"], "full", 3)
+    assert (quick.groups, quick.size, quick.rounds) == (list(GROUPS), "quick", 1)
+    assert (full.groups, full.size, full.rounds) == (list(GROUPS), "full", 7)
+    assert [list(one.policies) for one in (usual, quick, full)] == [
+        ["default"],
+        ["default"],
+        ["default", "passive"],
+    ]
+    assert usual.peers == list(PEERS)
+    assert options("--full", "--only", "many", "--rounds", "2").groups == ["many"]
+    assert options("--full", "--rounds", "2").rounds == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--quick", "--full"), "--quick and --full exclude each other"),
+        (("--rounds", "0"), "--rounds must be at least 1, got 0"),
+        (("--threads", "2", "-1"), "--threads must be at least 1, got -1"),
+    ],
+)
+def test_options_that_cannot_be(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ShardcoreValueError, match=f"^{re.escape(message)}$"):
+        options(*words)
+
+
+def test_without_matplotlib_there_is_no_picture(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["bench", "--quick", "--picture", str(tmp_path / "a.png")]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""  # nothing was measured
+    assert told.err.startswith("shardcore: error: --picture needs the package matplotlib, which ")
 
 
 @pytest.mark.slow
 def test_a_process_that_fails_fails_the_command(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bench.compare.asdict", lambda plan: {})  # which is no plan
-    assert main(["--quick", "--only", "partition", "--peers", "NumPy"]) == 1
+    monkeypatch.setattr("shardcore_bench.compare.asdict", lambda plan: {})  # which is no plan
+    assert main(["bench", "--quick", "--only", "partition", "--peers", "NumPy"]) == 1
     assert "- FAILED, see above: partition (exit code 1), 1 thread" in capsys.readouterr().out

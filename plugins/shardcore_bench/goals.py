@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from .timing import duration
+from shardcore_bench.timing import duration
 
 __all__ = [
     "LOOKUP_FLOOR",
@@ -63,6 +63,7 @@ def no_slower_than(factor: float) -> Goal:
 
 
 def at_most(seconds: float) -> Goal:
+    """Return the goal of a call that takes no longer."""
     return Goal(seconds=seconds)
 
 

@@ -7,18 +7,18 @@ from collections.abc import Iterator
 import numpy as np
 
 import shardcore as sc
-
-from ..contender import Contender
-from ..goals import Goal, at_least, at_most
-from ..ours import engine_of, lookup_of, prepared_lookup
-from ..tasks import LookupTask
-from ..workload import Sizes, bags_of_ids, table_rows
-from .case import Case
+from shardcore_bench.cases.case import Case
+from shardcore_bench.contender import Contender
+from shardcore_bench.goals import Goal, at_least, at_most
+from shardcore_bench.ours import engine_of, lookup_of, prepared_lookup
+from shardcore_bench.tasks import LookupTask
+from shardcore_bench.workload import Sizes, bags_of_ids, table_rows
 
 __all__ = ["serving"]
 
 
 def serving(sizes: Sizes, threads: int) -> Iterator[Case]:
+    """Yield lookups of few bags, where what is around the kernel takes the time."""
     rows = table_rows(sizes)
     engine = engine_of(rows, "sum")
     shards = np.array_split(rows, sizes.shards)

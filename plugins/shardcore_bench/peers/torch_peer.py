@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..contender import Arrays, Contender
-from ..tasks import LookupTask, StepTask
-from .base import Peer
+from shardcore_bench.contender import Arrays, Contender
+from shardcore_bench.peers.base import Peer
+from shardcore_bench.tasks import LookupTask, StepTask
 
 __all__ = ["Torch", "as_array", "as_tensor"]
 
@@ -24,6 +24,7 @@ def as_tensor(array: NDArray[Any]) -> Any:
 
 
 def as_array(tensor: Any) -> NDArray[Any]:
+    """Return the tensor as an array that shares its memory, of bfloat16 too."""
     torch = importlib.import_module("torch")
     tensor = tensor.detach()
     if tensor.dtype == torch.bfloat16:
@@ -34,6 +35,8 @@ def as_array(tensor: Any) -> NDArray[Any]:
 
 
 class Torch(Peer):
+    """torch, by its functional interface and its sparse optimizers."""
+
     name = "torch"
     modules = ("torch",)
 

@@ -9,12 +9,18 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..contender import Tolerance
-from ..goals import LOOKUP_FLOOR, Goal, at_least, no_slower_than, of_the_table
-from ..ours import engine_of, lookup_of
-from ..tasks import LookupTask
-from ..workload import ALL_DISTRIBUTIONS, DISTRIBUTIONS, Sizes, bags_of_ids, table_rows
-from .case import Case
+from shardcore_bench.cases.case import Case
+from shardcore_bench.contender import Tolerance
+from shardcore_bench.goals import LOOKUP_FLOOR, Goal, at_least, no_slower_than, of_the_table
+from shardcore_bench.ours import engine_of, lookup_of
+from shardcore_bench.tasks import LookupTask
+from shardcore_bench.workload import (
+    ALL_DISTRIBUTIONS,
+    DISTRIBUTIONS,
+    Sizes,
+    bags_of_ids,
+    table_rows,
+)
 
 __all__ = ["combiners", "lookups", "short_rows"]
 
@@ -36,6 +42,7 @@ OF_TWO_BYTES: Final = {
 
 
 def lookups(sizes: Sizes, threads: int) -> Iterator[Case]:
+    """Yield sums of float32 rows: one table at every skew of the ids, and tables of other dims."""
     yield from _of_one_dim(sizes, threads, sizes.dim, ALL_DISTRIBUTIONS)
     for dim in DIMS:
         yield from _of_one_dim(sizes, threads, dim, DISTRIBUTIONS)
@@ -54,6 +61,7 @@ def _of_one_dim(
 
 
 def combiners(sizes: Sizes, threads: int) -> Iterator[Case]:
+    """Yield what costs more than a plain sum, also beside our own sum."""
     rows = table_rows(sizes)
     for name, peers in COMBINERS:
         combiner = name.split()[-1]

@@ -1,18 +1,17 @@
-"""Ours against theirs: ``python -m bench.compare`` from the root of the repository.
+"""Ours against theirs: a table of ratios for every number of threads and every policy.
 
 For each case and each peer that is installed, both do the work once and must agree; then blocks of
-six samples take turns, the first two of each not counted. The table gives medians, the ratio
+six samples take turns, the first two of each not counted. A line gives medians, the ratio
 peer / ours (above 1, ours is faster) with its spread over the rounds (quartiles; of fewer than
-four, the least and the largest), and the ratio we are after. No time makes it fail; results that
-differ do.
+four, the least and the largest), and the ratio that is aimed at. No time makes it fail; results
+that differ do.
 
-The table is repeated with ``OMP_WAIT_POLICY=passive``, where torch's threads sleep between calls;
-by default they spin. Every group of cases is measured in a process of its own.
+With ``OMP_WAIT_POLICY=passive`` torch's threads sleep between calls; by default they spin. Every
+group of cases is measured in a process of its own.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
@@ -20,24 +19,49 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
 import shardcore as sc
-from shardcore.store import instruction_set
+import shardcore_bench
+from shardcore.info import describe_machine
+from shardcore_bench.measure import SIZES, Plan, from_line
+from shardcore_bench.peers import PEERS
+from shardcore_bench.report import Report
 
-from .cases import GROUPS
-from .measure import SIZES, Plan, from_line
-from .peers import PEERS
-from .report import Report
+__all__ = ["POLICIES", "Options", "compare"]
 
-__all__ = ["main"]
-
-ROOT: Final = Path(__file__).resolve().parents[1]
+ROOTS: Final = [
+    str(Path(module.__file__ or "").resolve().parents[1]) for module in (sc, shardcore_bench)
+]
+"""Where a process finds the shardcore and the cases of this one."""
 
 POLICIES: Final = ("default", "passive")
 """Of OpenMP's threads between calls."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is compared.
+
+    Attributes
+    ----------
+    groups, peers, policies : sequence of str
+    size : str
+        Of `SIZES`.
+    threads : sequence of int
+        A table for each.
+    rounds : int
+        Pairs of blocks per comparison.
+    """
+
+    groups: Sequence[str]
+    peers: Sequence[str]
+    policies: Sequence[str]
+    size: str
+    threads: Sequence[int]
+    rounds: int
 
 
 def processor() -> str:
@@ -56,7 +80,7 @@ def environment(policy: str) -> dict[str, str]:
     if policy != "default":
         found["OMP_WAIT_POLICY"] = policy
     found.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    found["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), found.get("PYTHONPATH"))))
+    found["PYTHONPATH"] = os.pathsep.join(filter(None, (*ROOTS, found.get("PYTHONPATH"))))
     return found
 
 
@@ -68,7 +92,7 @@ def run(plan: Plan, policy: str, report: Report) -> None:
         "-W",
         "ignore",
         "-m",
-        "bench.measure",
+        "shardcore_bench.measure",
         json.dumps(asdict(plan)),
     ]
     with subprocess.Popen(
@@ -99,50 +123,24 @@ def present(names: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     return found, missing
 
 
-def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.compare",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--quick", action="store_true", help="a small table, to see that it works")
-    parser.add_argument("--threads", type=int, nargs="+", default=[1], help="such as: 1 2")
-    parser.add_argument("--rounds", type=int, help="pairs of blocks per comparison; 7, quick 1")
-    parser.add_argument("--only", nargs="+", choices=GROUPS, default=list(GROUPS))
-    parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
-    parser.add_argument("--policies", nargs="+", choices=POLICIES, help="both; quick: default")
-    options = parser.parse_args(argv)
-    if options.rounds is None:
-        options.rounds = 1 if options.quick else 7
-    if options.policies is None:
-        options.policies = POLICIES[:1] if options.quick else POLICIES
-    if options.rounds < 1 or min(options.threads) < 1:
-        parser.error("--rounds and --threads must be at least 1")
-    return options
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print the tables; return 1 where results differed, else 0."""
-    options = arguments(argv)
-    size = "quick" if options.quick else "full"
-    print(f"shardcore {sc.__version__}, instruction set {instruction_set.NAME}; ", end="")
-    print(f"Python {platform.python_version()}; {processor()}, {os.cpu_count()} cores")
-    print(f"{SIZES[size]}; {options.rounds} rounds\n")
+def compare(options: Options) -> Report:
+    """Print the tables, and return what they say."""
+    print("\n".join(f"- {line}" for line in describe_machine()))
+    print(f"- processor      {processor()}, {os.cpu_count()} cores")
+    print(f"- rounds         {options.rounds}, {SIZES[options.size]}\n")
     peers, missing = present(options.peers)
-    if options.quick:
+    quick = options.size == "quick"
+    if quick:
         print("\nThe sizes are small: the ratios say nothing of large tables.")
     report = Report()
     # A small run takes no memory to give back, and starts libraries once.
-    batches = [options.only] if options.quick else [[group] for group in options.only]
+    batches = [list(options.groups)] if quick else [[group] for group in options.groups]
     for policy in options.policies:
         for threads in options.threads:
             waiting = "" if policy == "default" else f", OMP_WAIT_POLICY={policy}"
             report.begin(f"{threads} thread{'s' if threads > 1 else ''}{waiting}")
             for groups in batches:
-                run(Plan(groups, peers, missing, size, threads, options.rounds), policy, report)
+                plan = Plan(groups, peers, missing, options.size, threads, options.rounds)
+                run(plan, policy, report)
     report.end()
-    return int(report.failed)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return report
