@@ -10,12 +10,21 @@ from __future__ import annotations
 
 import gc
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Final
 
-__all__ = ["COUNTED", "UNCOUNTED", "Times", "duration", "take_turns"]
+__all__ = [
+    "COUNTED",
+    "UNCOUNTED",
+    "Times",
+    "block",
+    "calls_per_sample",
+    "duration",
+    "quartiles",
+    "take_turns",
+]
 
 UNCOUNTED: Final = 2
 COUNTED: Final = 4
@@ -50,11 +59,15 @@ class Times:
     @property
     def spread(self) -> tuple[float, float]:
         """The quartiles of the ratios; of fewer than four, the least and the largest."""
-        ratios = self.ratios
-        if len(ratios) < 4:
-            return min(ratios), max(ratios)
-        low, _, high = statistics.quantiles(ratios, method="inclusive")
-        return low, high
+        return quartiles(self.ratios)
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float]:
+    """Return the first and the third quartile; of fewer than four, the least and the largest."""
+    if len(values) < 4:
+        return min(values), max(values)
+    low, _, high = statistics.quantiles(values, method="inclusive")
+    return low, high
 
 
 def duration(seconds: float) -> str:
@@ -73,21 +86,21 @@ def duration(seconds: float) -> str:
 
 def take_turns(ours: Callable[[], Any], theirs: Callable[[], Any], rounds: int) -> Times:
     """Return the times of both: a block each per round, and the next round in the other order."""
-    pairs = [(run, _calls_per_sample(run), list[float]()) for run in (ours, theirs)]
+    pairs = [(run, calls_per_sample(run), list[float]()) for run in (ours, theirs)]
     gc.collect()
     gc.disable()
     try:
         for number in range(rounds):
             for run, calls, seconds in pairs if number % 2 == 0 else reversed(pairs):
-                seconds.append(_block(run, calls))
+                seconds.append(statistics.median(block(run, calls)))
     finally:
         gc.enable()
     return Times(pairs[0][2], pairs[1][2])
 
 
-def _block(run: Callable[[], Any], calls: int) -> float:
-    samples = [_sample(run, calls) for _ in range(UNCOUNTED + COUNTED)]
-    return statistics.median(samples[UNCOUNTED:])
+def block(run: Callable[[], Any], calls: int) -> list[float]:
+    """Return the seconds of one call, of every sample that counts."""
+    return [_sample(run, calls) for _ in range(UNCOUNTED + COUNTED)][UNCOUNTED:]
 
 
 def _sample(run: Callable[[], Any], calls: int) -> float:
@@ -98,7 +111,7 @@ def _sample(run: Callable[[], Any], calls: int) -> float:
     return (perf_counter() - start) / calls
 
 
-def _calls_per_sample(run: Callable[[], Any]) -> int:
+def calls_per_sample(run: Callable[[], Any]) -> int:
     """Return how many calls last about `SAMPLE_SECONDS`."""
     run()
     seconds = _sample(run, 1)

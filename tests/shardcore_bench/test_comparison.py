@@ -176,7 +176,7 @@ def test_few_elements_may_lie_further_apart() -> None:
 
 
 def test_blocks_of_six_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing, "_calls_per_sample", lambda run: 1)
+    monkeypatch.setattr(timing, "calls_per_sample", lambda run: 1)
     order: list[str] = []
     take_turns(lambda: order.append("a"), lambda: order.append("b"), 3)
     assert "".join(order) == "a" * 6 + "b" * 12 + "a" * 12 + "b" * 6
@@ -185,7 +185,7 @@ def test_blocks_of_six_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_first_two_of_a_block_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(np.cumsum([0, 9, 0, 8, 0, 1, 0, 3, 0, 4, 0, 2]).tolist())
     monkeypatch.setattr(timing, "perf_counter", lambda: next(clock))
-    assert timing._block(lambda: None, 1) == 2.5
+    assert timing.block(lambda: None, 1) == [1, 3, 4, 2]
 
 
 def test_short_calls_are_timed_several_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +196,7 @@ def test_short_calls_are_timed_several_at_once(monkeypatch: pytest.MonkeyPatch) 
         calls += 1
 
     monkeypatch.setattr(timing, "perf_counter", lambda: calls * 1e-4)
-    assert timing._calls_per_sample(run) == 20
+    assert timing.calls_per_sample(run) == 20
     calls = 0
     assert timing._sample(run, 20) == pytest.approx(1e-4)
     assert calls == 20
