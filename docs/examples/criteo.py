@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -36,33 +37,46 @@ HELD_OUT = 10  # one batch of so many
 # --- rows -----------------------------------------------------------------------------------------
 
 
-def batches(path: Path, size: int, most: int | None) -> Iterator[tuple[Array, Array, Any]]:
-    """Yield labels, numbers and columns of categories of up to `size` rows; stop after `most`."""
-    import pyarrow as pa
-    from pyarrow import csv, dataset
+def batches(path: Path, size: int) -> Iterator[tuple[Array, Array, Any]]:
+    """Yield labels, numbers and columns of categories of `size` rows; of fewer at the end."""
+    for batch in of_size(blocks(path, size), size):
+        label, *rest = batch.columns
+        numbers = [one.fill_null(0).to_numpy(zero_copy_only=False) for one in rest[:13]]
+        yield label.to_numpy(zero_copy_only=False), np.stack(numbers, axis=1), rest[13:]
 
-    columns = dict.fromkeys(["label", *NUMBERS], pa.int64())
-    columns |= dict.fromkeys(CATEGORIES, pa.string())
-    if path.suffix == ".parquet":
-        log = dataset.dataset(path, format="parquet")
-        if len(log.schema) != len(columns):
-            raise ValueError(f"{path} must have {len(columns)} columns, has {len(log.schema)}")
-    else:
-        tsv = dataset.CsvFileFormat(
+
+def of_size(blocks: Iterator[Any], size: int) -> Iterator[Any]:
+    """Yield the rows of record batches of any size in those of one size."""
+    import pyarrow as pa
+
+    waiting: list[Any] = []
+    for block in blocks:
+        rows = pa.Table.from_batches([*waiting, block])
+        whole = len(rows) - len(rows) % size
+        for start in range(0, whole, size):
+            yield from rows[start : start + size].combine_chunks().to_batches()
+        waiting = rows[whole:].to_batches()
+    if waiting:
+        yield from pa.Table.from_batches(waiting).combine_chunks().to_batches()
+
+
+def blocks(path: Path, size: int) -> Iterator[Any]:
+    """Yield the file's rows as Arrow's record batches: of `size` rows, or of a megabyte of text."""
+    from pyarrow import csv, int64, parquet, string
+
+    kinds = dict.fromkeys(["label", *NUMBERS], int64()) | dict.fromkeys(CATEGORIES, string())
+    if path.suffix != ".parquet":
+        yield from csv.open_csv(
+            path,
+            csv.ReadOptions(column_names=list(kinds)),
             csv.ParseOptions(delimiter="\t", quote_char=False),
-            convert_options=csv.ConvertOptions(column_types=columns),
-            read_options=csv.ReadOptions(column_names=list(columns)),
+            csv.ConvertOptions(column_types=kinds),
         )
-        log = dataset.dataset(path, schema=pa.schema(list(columns.items())), format=tsv)
-    read = 0
-    for batch in log.to_batches(batch_size=size):
-        if most is not None and read >= most:
-            return
-        label, *rest = batch.columns  # by place: files name their columns as they like
-        numbers = [column.fill_null(0).to_numpy(zero_copy_only=False) for column in rest[:13]]
-        if batch.num_rows:
-            yield label.to_numpy(zero_copy_only=False), np.stack(numbers, axis=1), rest[13:]
-        read += batch.num_rows
+        return
+    with parquet.ParquetFile(path) as log:  # by place: files name their columns as they like
+        if len(log.schema_arrow) != len(kinds):
+            raise ValueError(f"{path} must have {len(kinds)} columns, has {len(log.schema_arrow)}")
+        yield from log.iter_batches(size)
 
 
 def ids_of(categories: Any, buckets: int) -> dict[str, Array]:
@@ -183,7 +197,7 @@ def train(
     """Train on the next `options.report` batches; return the last one's number, 0 if none."""
     began = time.perf_counter()
     number, rows = 0, 0
-    losses, scored, clicked = [], [np.zeros(0)], [np.zeros(0)]
+    losses, scored, clicked = [], [], []
     for number, (labels, numbers, categories) in itertools.islice(stream, options.report):
         rows += len(labels)
         held_out = number % HELD_OUT == 0
@@ -199,10 +213,12 @@ def train(
         lookup.apply_gradients(of_vectors)
         for name, layers in model.items():
             update(layers, of_layers[name], options.learning_rate)
-    loss = sum(losses) / len(losses) if losses else float("nan")
-    area = auc(np.concatenate(scored), np.concatenate(clicked))
-    speed = rows / (time.perf_counter() - began)
-    return number, f"loss {loss:.4f}, held-out AUC {area:.4f}, {speed:,.0f} rows per second"
+    report = [f"{rows / (time.perf_counter() - began):,.0f} rows per second"]
+    if losses:
+        report.append(f"loss {sum(losses) / len(losses):.4f}")
+    if scored:
+        report.append(f"held-out AUC {auc(np.concatenate(scored), np.concatenate(clicked)):.4f}")
+    return number, ", ".join(report)
 
 
 def main() -> None:
@@ -211,7 +227,7 @@ def main() -> None:
     parser.add_argument("file", type=Path, help="*.parquet, else tab-separated (*.gz too)")
     parser.add_argument("--generate", type=positive, metavar="ROWS", help="write the file instead")
     parser.add_argument("--rows", type=positive, help="read no more of the file than these")
-    parser.add_argument("--batch-size", type=positive, default=1024)
+    parser.add_argument("--batch-size", type=positive, default=512)
     parser.add_argument("--buckets", type=positive, default=100_000, help="rows of a table")
     parser.add_argument("--learning-rate", type=float, default=0.02)
     parser.add_argument("--report", type=positive, default=100, help="after so many batches")
@@ -236,8 +252,9 @@ def main() -> None:
         if options.checkpoints and sc.checkpoint.steps(options.checkpoints):
             done = checkpoint.restore(options.checkpoints)
             print(f"goes on after batch {done}")
-        numbered = enumerate(batches(options.file, options.batch_size, options.rows), 1)
-        stream = itertools.islice(numbered, done, None)
+        end = options.rows and math.ceil(options.rows / options.batch_size)
+        numbered = enumerate(batches(options.file, options.batch_size), 1)
+        stream = itertools.islice(numbered, done, end)
         while True:
             done, report = train(engine, model, stream, options)
             if not done:  # the file has ended
