@@ -2,7 +2,7 @@
 
 Two tables are trained, one of a word as the middle of a window and one of it as a neighbour.
 
-    python docs/examples/word2vec.py --words 500000 --near self,True --save vectors
+    python docs/examples/word2vec.py --words 300000 --epochs 2 --save words.npy
 
 It needs NumPy alone; to save as ``.arrow`` too, pyarrow.
 """
@@ -184,7 +184,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--learning-rate", type=float, default=0.1)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--near", default="self,True,str,list", help="show words near these")
+    parser.add_argument("--near", default="True,False,encode,decode,min,max")
     parser.add_argument("--save", type=Path, nargs="*", default=[], help=".npy, .vec, .arrow")
     options = parser.parse_args()
     words, counts, ids = as_ids(source_words(options.words), options.least)
