@@ -223,16 +223,25 @@ def test_columns_are_counted(criteo, tmp_path):
         next(criteo.batches(tmp_path / "two.tsv", 10))
 
 
-def test_without_pyarrow_it_is_asked_for(script, tmp_path):
+def test_pyarrow_is_asked_for_where_a_file_is_read(script, tmp_path):
     (tmp_path / "clicks.tsv").write_text(ROWS)
-    code = "import runpy, sys; sys.modules['pyarrow'] = None; del sys.argv[0]; runpy.run_path("
-    done = subprocess.run(
-        [sys.executable, "-c", code + "sys.argv[0], run_name='__main__')", script("criteo.py"),
-         "clicks.tsv", "--buckets", "10"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    code = "import runpy, sys; sys.modules['pyarrow'] = None; del sys.argv[0]; "
+    code += "runpy.run_path(sys.argv[0], run_name='__main__')"
+
+    def run_without(*arguments):
+        return subprocess.run(
+            [sys.executable, "-c", code, script("criteo.py"), *arguments],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    done = run_without("clicks.tsv", "--buckets", "10")
     assert done.returncode == 1
     assert re.match("ModuleNotFoundError: .*pyarrow", done.stderr.splitlines()[-1])
+    assert run_without("--help").returncode == 0
 
 
 # --- the page -------------------------------------------------------------------------------------

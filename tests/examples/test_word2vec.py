@@ -68,8 +68,9 @@ DRAW = np.random.default_rng(0)
 WEIGHTS = {
     "one": np.array([3.0]),
     "one of all": np.array([0.0, 5.0, 0.0]),
-    "equal, and a sum that is rounded": np.full(11, 0.1),
-    "some are the mean": np.array([3.0, 1.0, 1.0, 1.0, 0.0]),
+    "equal, and a sum that is rounded": np.full(12, 0.1),
+    "some are the mean": np.array([0.0, 1.0, 1.0, 2.0, 1.0]),
+    "debts end where others begin": np.array([2.0, 0.0, 2.0, 0.0]),
     "random": DRAW.random(1000),
     "few are nearly all": DRAW.pareto(0.5, 10_000),
     "words": (1 / np.arange(1, 50_001)) ** 0.75,
@@ -94,6 +95,13 @@ def test_samples_come_as_often_as_they_weigh(word2vec):
     share = np.bincount(drawn.ravel(), minlength=10) / drawn.size
     assert share[0] == 0
     assert share == pytest.approx(weights / 45, abs=0.005)  # five standard deviations
+
+
+def test_negatives_are_drawn_by_a_power_of_the_counts(word2vec, monkeypatch):
+    seen = []
+    monkeypatch.setattr(word2vec, "alias_table", seen.append)
+    word2vec.train(None, iter([]), np.array([16, 81]), None)
+    assert seen[0] == pytest.approx([8, 27])
 
 
 # --- training -------------------------------------------------------------------------------------
