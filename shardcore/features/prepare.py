@@ -29,7 +29,8 @@ from shardcore.store.segment_reduce import divisors, weight_gradients
 from shardcore.store.taken_ids import take_ids_on_threads
 from shardcore.validation.integers import outside
 
-__all__ = ["FeatureInput", "PlannedFeature", "PreparedFeature", "plan_features", "prepare_feature"]
+__all__ = ["FeatureInput", "PlannedFeature", "PreparedFeature"]
+__all__ += ["activation_shape", "plan_features", "prepare_feature"]
 
 Ints = NDArray[np.int32] | NDArray[np.int64]
 
@@ -208,7 +209,7 @@ def prepare_feature(
             )
         bags, shape, invalid = _sequence(feature, ragged, batch_shape)
         return PreparedFeature(bags, shape, invalid, None, None, None, ids_shape)
-    shape = _activation_shape(feature, batch_shape)
+    shape = activation_shape(feature, batch_shape)
     row_splits, combiner = ragged.row_splits, config.table.combiner
     ids, valid, invalid = _valid_ids(feature, ragged.values)
     # "zero" keeps the weight of an invalid id in the denominator, "drop" takes it out.
@@ -280,7 +281,7 @@ def _plain_feature(feature: FeatureInput, leaf: Any) -> PreparedFeature | None:
     ids, bad = take_ids_on_threads(given, config.table.vocabulary_size)
     if bad >= 0:
         return None
-    shape = _activation_shape(feature, batch_shape)
+    shape = activation_shape(feature, batch_shape)
     bags_of_ids = FeatureBags(ids, row_splits, None, divisor)
     return PreparedFeature(bags_of_ids, shape, 0, None, None, None, ids_shape)
 
@@ -328,16 +329,39 @@ def _finite_divisors(
     return divisor
 
 
-def _activation_shape(feature: FeatureInput, batch_shape: tuple[int, ...]) -> tuple[int, ...]:
-    if feature.config.output_shape is None:
-        return batch_shape
-    shape = tuple(feature.config.output_shape)
-    if math.prod(shape) != math.prod(batch_shape):
+def activation_shape(feature: FeatureInput, batch_shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of a feature's activations, without the last axis.
+
+    Parameters
+    ----------
+    feature : FeatureInput
+    batch_shape : tuple of int
+        Its product is the number of bags.
+
+    Raises
+    ------
+    ShardcoreValueError
+        If the feature has an output shape of another size.
+
+    Examples
+    --------
+    >>> from shardcore.features.config import TableConfig
+    >>> config = FeatureConfig(TableConfig(10, 4), max_sequence_length=3)
+    >>> activation_shape(FeatureInput(config, "features", "weights", "t"), (2,))
+    (2, 3)
+    """
+    config = feature.config
+    length = config.max_sequence_length
+    shape = (*batch_shape, length) if length else batch_shape
+    if config.output_shape is None:
+        return shape
+    given = tuple(config.output_shape)
+    if math.prod(given) != math.prod(shape):
         raise ShardcoreValueError(
-            f"{feature.path}: output_shape {shape} must hold as many vectors as there are bags, "
-            f"{math.prod(batch_shape)}, got {math.prod(shape)}"
+            f"{feature.path}: output_shape {given} must hold as many vectors as there are "
+            f"{'positions' if length else 'bags'}, {math.prod(shape)}, got {math.prod(given)}"
         )
-    return shape
+    return given
 
 
 def _valid_ids(feature: FeatureInput, ids: Ints) -> tuple[Ints, NDArray[np.bool_] | None, int]:
@@ -388,13 +412,4 @@ def _sequence(
     per_position = np.zeros(counts.size + 1, np.int64)
     np.cumsum(counts, out=per_position[1:])
     bags = FeatureBags(ids[used], per_position, bags_per_sample=length)
-    shape = (*batch_shape, length)
-    if config.output_shape is not None:
-        given = tuple(config.output_shape)
-        if math.prod(given) != math.prod(shape):
-            raise ShardcoreValueError(
-                f"{feature.path}: output_shape {given} must hold as many vectors as there are "
-                f"positions, {math.prod(shape)}, got {math.prod(given)}"
-            )
-        shape = given
-    return bags, shape, invalid
+    return bags, activation_shape(feature, batch_shape), invalid

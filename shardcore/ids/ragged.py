@@ -315,6 +315,9 @@ class Ragged:
         )
 
     def __repr__(self) -> str:
+        splits = self.row_splits
+        if not isinstance(splits, np.ndarray) or splits.dtype.kind != "i":  # a pytree of JAX
+            return f"Ragged({self.values!r}, {splits!r}, weights={self.weights!r})"
         shown = [
             _abridged(self.values[start:stop])
             for start, stop in pairwise(self.row_splits[: _SHOWN_BAGS + 1].tolist())
