@@ -160,16 +160,17 @@ class LookupFunction:
     def _apply(self, wanted: Sequence[Any]) -> Any:
         def apply(number: Any, gradients: Sequence[Any]) -> list[Any]:
             handle = self._waiting.take(int(number))
-            given = (
-                None if all(one is None for one in gradients) else self._structure.nested(gradients)
-            )
+            none = all(gradient is None for gradient in gradients)
+            given = None if none else self._structure.nested(gradients)
+            try:
+                found = handle.apply_gradients(given, weight_gradients=any(wanted))
+            finally:
+                handle.drop()  # one that was refused: no backward comes again
             if not any(wanted):
-                handle.apply_gradients(given)
                 return [None] * len(wanted)
-            found = self._structure.flat(handle.apply_gradients(given, weight_gradients=True))
             return [
                 None if want is None else np.asarray(one).reshape(want.shape).astype(want.dtype)
-                for one, want in zip(found, wanted, strict=True)
+                for one, want in zip(self._structure.flat(found), wanted, strict=True)
             ]
 
         return apply

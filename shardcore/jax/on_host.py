@@ -75,9 +75,8 @@ def _refuse_map(axis_size: int, mapped: Any, array: Any) -> Any:
 
 def _refuse_derivative(primals: Any, tangents: Any) -> Any:
     raise ShardcoreValueError(
-        "shardcore.jax.lookup has first derivatives only: its gradients update rows, and are no "
-        "function that could be differentiated; give jax.lax.stop_gradient of the activations "
-        "where a loss is made of gradients"
+        "shardcore.jax.lookup has first derivatives only: its backward updates rows, which cannot "
+        "be differentiated; where a loss is made of gradients, look up without the token"
     )
 
 

@@ -134,9 +134,15 @@ def _ids(feature: PlannedFeature, leaf: Any) -> Any:
             if not _is_array(array):
                 raise ShardcoreTypeError(f"{path}: {name} must be an array, got {shown(array)}")
             if array.ndim != 1:
-                raise ShardcoreValueError(f"{path}: {name} must have rank 1, got {array.shape}")
+                raise ShardcoreValueError(
+                    f"{path}: {name} must have rank 1, got shape {array.shape}"
+                )
             _check_integers(array, f"{path}: {name}")
-        _check_reach(feature, leaf.values)
+        if not leaf.row_splits.size:
+            raise ShardcoreValueError(
+                f"{path}: row_splits must hold at least one entry, the leading 0"
+            )
+        _check_width(feature, leaf.values)
         return leaf
     if not _is_array(leaf):
         raise ShardcoreTypeError(
@@ -146,7 +152,7 @@ def _ids(feature: PlannedFeature, leaf: Any) -> Any:
     if leaf.ndim == 0:
         raise ShardcoreTypeError(f"{path}: ids must be {_FORMS}, got a scalar")
     _check_integers(leaf, f"{path}: ids")
-    _check_reach(feature, leaf)
+    _check_width(feature, leaf)
     return leaf
 
 
@@ -168,13 +174,24 @@ def _check_integers(array: Any, name: str) -> None:
         raise ShardcoreTypeError(f"{name} must be integers, got dtype {array.dtype}")
 
 
-def _check_reach(feature: PlannedFeature, ids: Any) -> None:
-    if feature.spec.num_rows > _ROWS_OF_INT32 and ids.dtype.itemsize < 8:
+def _check_width(feature: PlannedFeature, ids: Any) -> None:
+    """Raise where 32 bits do not hold what ids are, or may be, and JAX has no more."""
+    if jax.config.jax_enable_x64:
+        return
+    told = "unless jax.config.update('jax_enable_x64', True)"
+    if feature.spec.num_rows > _ROWS_OF_INT32:
         raise ShardcoreValueError(
-            f"{feature.path}: ids must be int64, got {ids.dtype}, which cannot name all of the "
-            f"{feature.spec.num_rows} rows of table {feature.table!r}: JAX cuts them to 32 bits "
-            "unless jax.config.update('jax_enable_x64', True)"
+            f"{feature.path}: ids of int32 cannot name all of the {feature.spec.num_rows} rows of "
+            f"table {feature.table!r}, and JAX cuts others to it {told}"
         )
+    if isinstance(ids, np.ndarray) and ids.dtype.itemsize > 4:
+        cut = ids.astype(np.int32) != ids
+        if cut.any():
+            at = int(np.argmax(cut))
+            raise ShardcoreValueError(
+                f"{feature.path}: ids[{at}] = {ids.reshape(-1)[at]} does not fit int32, to which "
+                f"JAX cuts ids {told}"
+            )
 
 
 def _batch_shape(ids: Any) -> tuple[int, ...]:
