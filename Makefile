@@ -58,7 +58,7 @@ demo: .venv-demo/ready  ## the main job
 	.venv-demo/bin/shardcore demo $(DEMO_ARGS)
 
 DOCTESTS := --doctest-modules shardcore backends plugins --ignore=backends/shardcore_pjrt \
-	--ignore=shardcore/torch
+	--ignore=shardcore/torch --ignore=shardcore/jax
 # Each process takes neighbours, which share what is made once, and then of what others have left.
 IN_PARALLEL := -n auto --dist worksteal
 
@@ -85,13 +85,14 @@ test-pjrt: .venv-pjrt/ready  ## the backend pjrt: on eight CPU devices, and comp
 	JAX_PLATFORMS=cpu PYTHONPATH=tests/peers \
 		.venv-pjrt/bin/python -P -m pytest -p no_skips tests/shardcore_optimizers/test_optimizers_in_jax.py
 
-test-peers: .venv-peers/ready  ## against torch, FBGEMM, TensorFlow, SparseCore, polars and pandas; a missing one fails
+test-peers: .venv-peers/ready  ## against torch, FBGEMM, TensorFlow, SparseCore, polars, pandas; with JAX; a missing one fails
 	JAX_PLATFORMS=cpu PYTHONPATH=tests/peers .venv-peers/bin/python -P -m pytest -p no_skips \
 		tests/shardcore_optimizers/test_optimizers_against_peers.py \
 		tests/shardcore_optimizers/test_optimizers_against_sparsecore.py tests/shardcore_bench \
-		tests/features/test_frames.py tests/torch \
-		"tests/test_docs.py::test_code_of_a_page_runs_and_prints_what_is_shown[docs/torch.md]"
-	.venv-peers/bin/python -P -m pytest -q --doctest-modules shardcore/torch
+		tests/features/test_frames.py tests/examples/test_criteo.py tests/torch tests/jax \
+		"tests/test_docs.py::test_code_of_a_page_runs_and_prints_what_is_shown[docs/torch.md]" \
+		"tests/test_docs.py::test_code_of_a_page_runs_and_prints_what_is_shown[docs/jax.md]"
+	JAX_PLATFORMS=cpu .venv-peers/bin/python -P -m pytest -q --doctest-modules shardcore/torch shardcore/jax
 
 # Seconds of interrupts per mode, backend and pair; every bytecode, 250 forks per mode and backend.
 SECONDS ?= 60

@@ -1,4 +1,4 @@
-"""The door for JAX: lookups in an engine's tables that learn, under `jax.jit` and `jax.grad`.
+"""The door for JAX: lookups in an engine's tables, and their updates, in JAX's functions.
 
 For engines whose tables are in the memory of the host: the backends ``cpu`` and ``sim``, and those
 of third parties that deal in NumPy arrays. `Ragged` becomes a pytree.

@@ -100,12 +100,12 @@ class LookupFunction:
 
     def _forward(self, token: Any, values: Any, rest: Any) -> Any:
         # Each array comes with whether it is differentiated, which is known while tracing.
-        learns = token is not None and token.perturbed
+        updates = token is not None and token.perturbed
         wanted = [value is not None and value.perturbed for value in values]
-        self._check_wanted(wanted, learns)
+        self._check_wanted(wanted, updates)
         values = [None if value is None else value.value for value in values]
         rest = jax.tree.map(lambda one: one.value, rest)
-        if not learns:
+        if not updates:
             return self._primal(None, values, rest), (None, None)
         ids, splits = rest
         shapes = self._structure.activations(ids)
@@ -132,9 +132,9 @@ class LookupFunction:
         found = call_on_host(self._apply(wanted), wanted, number, gradients)
         return None, found, None
 
-    def _check_wanted(self, wanted: Sequence[bool], learns: bool) -> None:
+    def _check_wanted(self, wanted: Sequence[bool], updates: bool) -> None:
         for feature, want in zip(self._structure.features, wanted, strict=True):
-            if want and not learns:
+            if want and not updates:
                 raise ShardcoreValueError(
                     f"{feature.weights_path} is differentiated, and the token is not: gradients of "
                     "weights come with the update; give the token too, among the parameters that "
@@ -244,7 +244,7 @@ def token(engine: ShardedEmbedding) -> jax.Array:
     _check_engine(engine, "token")
     if all(feature.spec.optimizer is None for feature in Structure(engine).features):
         raise ShardcoreRuntimeError(
-            "shardcore.jax.token needs a table that learns, and none has an optimizer: give the "
+            "shardcore.jax.token needs a table with an optimizer, and none has one: give the "
             "engine optimizer=, or look up without a token"
         )
     return jnp.zeros((), jnp.float32)

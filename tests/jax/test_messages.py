@@ -271,7 +271,7 @@ def test_optimizers_are_needed_to_learn():
     with pytest.raises(ShardcoreRuntimeError) as raised:
         sj.token(make(optimizer=None))
     assert str(raised.value) == (
-        "shardcore.jax.token needs a table that learns, and none has an optimizer: give the engine "
+        "shardcore.jax.token needs a table with an optimizer, and none has one: give the engine "
         "optimizer=, or look up without a token"
     )
     frozen = sc.TableConfig(6, 2, name="frozen")
