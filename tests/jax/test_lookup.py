@@ -100,6 +100,9 @@ def test_a_compiled_lookup_reads_rows_as_they_are_when_it_runs():
     assert constant().tolist() == [[3.0, 3.0]]
     engine.tables["t"][1] = 10.0
     assert constant().tolist() == [[12.0, 12.0]]
+    learn = jax.jit(jax.value_and_grad(lambda token: lookup(np.array([[1, 2]]), token).sum()))
+    assert [float(learn(jnp.zeros(()))[0]) for _ in range(2)] == [24.0, 22.0]
+    assert engine.step == 2
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -259,3 +262,32 @@ print(engine.tables["t"][:, 0].tolist())
     )
     told = "18.0 1 0 1 2\n[0.0, 0.5, 1.0, 3.0, 3.5, 5.0]\n"
     assert done.stdout == told, done.stderr
+
+
+def test_calls_are_made_in_the_order_of_the_program_and_of_programs():
+    engine = one()
+    lookup, token = sj.lookup(engine), sj.token(engine)
+
+    def program(token):
+        before = lookup(IDS)
+        value, _ = jax.value_and_grad(lambda token: lookup(IDS, token).sum())(token)
+        return before, value, lookup(IDS)
+
+    effects = jax.make_jaxpr(program)(token).effects
+    assert {str(effect) for effect in effects} == {"OrderedIO"}
+    before, value, after = jax.jit(program)(token)
+    assert (before.sum(), value, after.sum()) == (18, 18, 12)
+    learn = jax.jit(jax.grad(lambda token: lookup(IDS, token).sum()))
+    learn(token)
+
+    @jax.jit
+    def slow(much):
+        for _ in range(6):
+            much = jnp.tanh(much @ much)
+        return 0 * much[0, 0]
+
+    much = jnp.ones((1000, 1000))
+    learn(slow(much))
+    assert lookup(IDS).sum() == 0
+    learn(slow(much))  # computed behind this thread, and so is the program that waits for it
+    assert lookup(IDS).sum() == -6
