@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
@@ -251,6 +252,33 @@ def test_a_closed_engine():
         lookup({"a": IDS})
     with pytest.raises(jax.errors.JaxRuntimeError, match=re.escape(told)):
         jax.block_until_ready(compiled({"a": IDS}))
+
+
+def test_an_error_behind_a_thread_leaves_other_threads_and_the_engine():
+    lookup = sj.lookup(make())
+    compiled = jax.jit(lookup)
+    told = "features['a']: ids[0] = 7 is outside table 't': must be in [0, 6)"
+
+    @jax.jit
+    def late_ids(much):
+        for _ in range(6):
+            much = jnp.tanh(much @ much)
+        return jnp.array([7]) + (0 * much[0, 0]).astype(int)
+
+    def errors():
+        for ids in (late_ids(jnp.ones((1000, 1000))), jnp.array([1])):
+            try:
+                jax.block_until_ready(compiled({"a": ids}))
+            except jax.errors.JaxRuntimeError as error:
+                yield str(error).rstrip().splitlines()[-1]
+
+    expected = compiled({"a": jnp.array([1])})["a"].tolist()
+    jax.block_until_ready(late_ids(jnp.ones((1000, 1000))))
+    with ThreadPoolExecutor(1) as other:
+        found = other.submit(lambda: list(errors())).result()
+    assert found[0] == f"ShardcoreIndexError: {told}"
+    assert set(found) == {found[0]}  # JAX says it again in that thread, where it ran behind it
+    assert compiled({"a": jnp.array([1])})["a"].tolist() == expected
 
 
 @pytest.mark.parametrize("function", ["lookup", "token"])

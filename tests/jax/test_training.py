@@ -207,7 +207,7 @@ def test_a_scan_of_steps_and_a_gradient_through_a_scan():
     assert (engine.step, engine.in_flight) == (6, 0)
 
 
-def test_two_lookups_of_one_loss_are_two_steps_in_the_order_of_backward():
+def test_two_lookups_of_one_loss_are_two_steps():
     engine = make(sc.optimizers.SGD(1.0))
     lookup, token = sj.lookup(engine), sj.token(engine)
     (features, _), (others, _) = batches(2)
