@@ -98,17 +98,14 @@ def test_the_package_of_a_page_installs_and_passes_its_tests(page, wheel, tmp_pa
     assert differences(code_of(page), tmp_path, python, ENV) == []
 
 
-@pytest.mark.parametrize(
-    "script", sorted((ROOT / "docs" / "examples").glob("*.py")), ids=lambda script: script.name
-)
-def test_an_example_runs_as_its_page_says(script, wheel, tmp_path):
-    (page,) = (one for one in PAGES if f"python docs/examples/{script.name}" in text_of(one))
-    (command, *_) = re.findall(rf"\$ python docs/examples/{script.name} ?(.*)", text_of(page))
+def example_commands(page: str) -> list[list[str]]:
+    """Return the words of each command of a page that runs a script of ``docs/examples``."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return [line.split() for line in re.findall(r"^    \$ python docs/examples/(.*)$", text, re.M)]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if example_commands(page)])
+def test_the_examples_of_a_page_run_with_what_the_page_installs(page, wheel, tmp_path):
     python = new_environment(tmp_path, wheel, page)
-    shown = re.search(rf"\$ python docs/examples/{script.name}.*\n\s+(.+?):? ", text_of(page))
-    assert shown
-    assert run(tmp_path, python, "-P", script, *command.split()).startswith(shown[1])
-
-
-def text_of(page: str) -> str:
-    return (ROOT / page).read_text(encoding="utf-8")
+    for script, *words in example_commands(page):
+        run(tmp_path, python, "-W", "error", ROOT / "docs" / "examples" / script, *words)
