@@ -47,7 +47,7 @@ UPDATE = (
     "shardcore/optimizer/include"  # the C boundary of optimizers, for others to compile against
 )
 UTILITY = f"{CORE}._cyutility"  # memoryview support code, compiled once for all kernels
-KERNELS = ["constants", "cpu", "offsets", "slices", "partition", "occurrences", "random"]
+KERNELS = ["constants", "cpu", "offsets", "slices", "partition", "occurrences", "random", "hashing"]
 STORE = ["lock", "work"]  # what no interrupt may split
 
 # One body (a .pxi) compiled for several instruction sets; the best that runs here is picked when

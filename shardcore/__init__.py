@@ -43,7 +43,7 @@ from shardcore.engine.embedding import ShardedEmbedding
 from shardcore.engine.handle import Lookup
 from shardcore.errors import ShardcoreError
 from shardcore.features.config import FeatureConfig, TableConfig
-from shardcore.ids.hashing import hash_ids
+from shardcore.ids.hashing import Hash, hash_ids
 from shardcore.ids.ragged import Ragged
 from shardcore.ids.sparse import Sparse
 from shardcore.lookup.lookup import (
@@ -82,6 +82,7 @@ __all__ = [
     "CommandSpec",
     "FeatureConfig",
     "FixedShardsPartitioner",
+    "Hash",
     "Layout",
     "Lookup",
     "MaxShardSizePolicy",

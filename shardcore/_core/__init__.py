@@ -8,6 +8,7 @@
     rows, ids, row_splits ──rows───▶ activations; gradients of rows and weights; scatters; updates
     (row, source) pairs ─occurrences▶ the same sorted by row, and where each row's run starts
     seed, rows, columns ──random───▶ initial values
+    strings, integers ────hashing──▶ rows
     cpu                              what this processor can do
     constants                        what C and Python must agree on, out of the headers
     source_tree                      whether a clone's kernels are those of its sources

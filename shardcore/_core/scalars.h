@@ -153,6 +153,18 @@ static inline sc_bfloat sc_to_bfloat_stochastic(float value, uint32_t chance) {
     return short_value;
 }
 
+/* The upper half of the product of two words. */
+static inline uint64_t sc_high_product(uint64_t a, uint64_t b) {
+#if defined(__SIZEOF_INT128__)
+    return (uint64_t)((unsigned __int128)a * b >> 64);
+#else
+    uint64_t low = (a & 0xffffffff) * (b & 0xffffffff);
+    uint64_t left = (a >> 32) * (b & 0xffffffff) + (low >> 32);
+    uint64_t right = (a & 0xffffffff) * (b >> 32) + (left & 0xffffffff);
+    return (a >> 32) * (b >> 32) + (left >> 32) + (right >> 32);
+#endif
+}
+
 /* Into the second-level cache: the first level has too few miss buffers to run far ahead. */
 #if defined(__GNUC__) || defined(__clang__)
 #define SC_PREFETCH_READ(address) __builtin_prefetch((address), 0, 2)

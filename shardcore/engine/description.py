@@ -64,6 +64,7 @@ def described_feature(path: str, feature: FeatureConfig, table: str) -> dict[str
         "output_shape": None if shape is None else list(shape),
         "invalid_ids": feature.invalid_ids,
         "nulls": feature.nulls,
+        "hash": None if feature.hash is None else dataclasses.asdict(feature.hash),
     }
 
 

@@ -15,6 +15,7 @@ from shardcore.backend.quantization import QuantizationConfig
 from shardcore.dtypes import table_dtype, working_dtype
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError, shown
 from shardcore.ids.arrow import Nulls
+from shardcore.ids.hashing import Hash
 from shardcore.optimizer.base import Optimizer
 from shardcore.validation.arrays import as_floats, read_array
 from shardcore.validation.shapes import as_count, as_shape, check_addressable
@@ -136,6 +137,10 @@ class FeatureConfig:
         The policy for nulls, where ids come as an Arrow column (pyarrow, polars, pandas): an error;
         a null id is left out; or it is this row of the table. A null list is an error with "raise",
         else an empty bag.
+    hash : Hash, optional
+        What gives the rows of the ids, which may then be strings, or integers of any 64 bits. Its
+        buckets are rows of the table, so no id is invalid; rows beyond them are for `nulls`, say.
+        None: ids are rows.
 
     Raises
     ------
@@ -154,6 +159,7 @@ class FeatureConfig:
     invalid_ids: InvalidIds = "raise"
     name: str | None = None
     nulls: Nulls = "raise"
+    hash: Hash | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.table, TableConfig):
@@ -170,6 +176,7 @@ class FeatureConfig:
             policy = _as_policy(getattr(self, argument), argument, allowed, self.table)
             object.__setattr__(self, argument, policy)
         _check_name(self.name)
+        _check_hash(self.hash, self.table)
 
     def __repr__(self) -> str:
         return _shown(self, positional=1)
@@ -249,6 +256,20 @@ def _as_policy(
     if not 0 <= policy < rows:
         raise ShardcoreValueError(f"{rule}, got {policy}")
     return int(policy)
+
+
+def _check_hash(function: object, table: TableConfig) -> None:
+    if function is None:
+        return
+    if not isinstance(function, Hash):
+        raise ShardcoreTypeError(
+            f"hash must be a Hash or None, got {shown(function)}{_hint_at_instance(function)}"
+        )
+    if function.buckets > table.vocabulary_size:
+        raise ShardcoreValueError(
+            f"hash must have no more buckets than the table has rows, {table.vocabulary_size}, "
+            f"got {function}"
+        )
 
 
 def _hint_at_instance(value: object) -> str:

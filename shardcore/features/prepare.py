@@ -191,12 +191,12 @@ def prepare_feature(
     (array([2., 0.], dtype=float32), (2,))
     """
     config, path, weights_path = feature.config, feature.path, feature.weights_path
-    if weights_leaf is None and not config.max_sequence_length:
+    if weights_leaf is None and not config.max_sequence_length and config.hash is None:
         plain = _plain_feature(feature, leaf)
         if plain is not None:
             return plain
     value = _value_of(config)
-    ragged, batch_shape = as_ragged(leaf, path, config.nulls)
+    ragged, batch_shape = as_ragged(leaf, path, config.nulls, config.hash)
     ids_shape = dense_shape(leaf)
     with named(weights_path):
         weights_leaf = placed_weights(weights_leaf, leaf)

@@ -7,14 +7,15 @@
     sparse       `Sparse`: coordinates, values and a dense shape
     arrow        columns of pyarrow, polars, pandas, as a `Ragged`
     formats      every other input format, as a `Ragged`
-    hashing      strings and integers as row numbers
+    hashing      strings and integers as row numbers: `Hash`
+    digests      their 64-bit hashes, by kernels; of Arrow's arrays in `arrow_strings`
     own_arrays   copies of ids that a caller cannot change any more
 """
 
 from __future__ import annotations
 
 from shardcore.ids.formats import as_ragged, as_weights
-from shardcore.ids.hashing import hash_ids
+from shardcore.ids.hashing import Hash, hash_ids
 from shardcore.ids.ragged import Ragged
 from shardcore.ids.row_splits import (
     check_row_splits,
@@ -31,6 +32,7 @@ __all__ = [
     "row_ids_from_row_splits",
     "row_splits_from_lengths",
     "row_splits_from_row_ids",
+    "Hash",
     "Ragged",
     "Sparse",
     "as_ragged",

@@ -6,6 +6,7 @@ where the object is not pyarrow's own. pyarrow is imported only when there is su
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
@@ -18,6 +19,8 @@ from shardcore.validation.arrays import as_ids
 
 __all__ = [
     "Nulls",
+    "Rows",
+    "arrow_array",
     "has_capsule",
     "is_arrow_column",
     "owner_of",
@@ -26,6 +29,9 @@ __all__ = [
 ]
 
 Nulls: TypeAlias = Literal["raise", "drop"] | int
+
+Rows: TypeAlias = Callable[[Any, str, NDArray[np.bool_] | None], NDArray[np.int64]]
+"""From a pyarrow array, its name and which of it are no nulls (None: all), to the rows of these."""
 
 _CAPSULES: Final = ("__arrow_c_stream__", "__arrow_c_array__")
 
@@ -78,7 +84,35 @@ def pyarrow_for(given: object) -> Any:
     return pyarrow
 
 
-def read_arrow_column(leaf: Any, nulls: Nulls | None, forms: str) -> Ragged:
+def arrow_array(leaf: Any, forms: str) -> Any:
+    """Return a column as one array of pyarrow, not copied if it is one already.
+
+    Parameters
+    ----------
+    leaf : object
+        For which `is_arrow_column` is true.
+    forms : str
+        The forms that it may have, for a message.
+
+    Raises
+    ------
+    ShardcoreTypeError
+        If pyarrow cannot read it.
+    UnavailableError
+        If pyarrow is not installed.
+
+    Examples
+    --------
+    >>> import pyarrow
+    >>> len(arrow_array(pyarrow.chunked_array([[3], [1]]), "a column"))
+    2
+    """
+    return _one_array(pyarrow_for(leaf), leaf, forms)
+
+
+def read_arrow_column(
+    leaf: Any, nulls: Nulls | None, forms: str, rows_of: Rows | None = None
+) -> Ragged:
     """Return the bags of a column: a list per bag, or an integer.
 
     Parameters
@@ -90,6 +124,9 @@ def read_arrow_column(leaf: Any, nulls: Nulls | None, forms: str) -> Ragged:
         an empty bag. None is "raise", for callers who have no such setting.
     forms : str
         The forms that ids may have, for a message.
+    rows_of : callable, optional
+        Gives the rows of a column's values, which are integers or what else it takes. None: the
+        values are ids as they are.
 
     Raises
     ------
@@ -107,13 +144,17 @@ def read_arrow_column(leaf: Any, nulls: Nulls | None, forms: str) -> Ragged:
     try:
         pyarrow = pyarrow_for(leaf)
     except UnavailableError:
-        if hasattr(leaf, "__array__") and (dense := np.asarray(leaf)).dtype.kind in "iu":
+        if (
+            not rows_of
+            and hasattr(leaf, "__array__")
+            and (dense := np.asarray(leaf)).dtype.kind in "iu"
+        ):
             return Ragged.from_dense(as_ids(dense, "ids"))
         raise
     array = _one_array(pyarrow, leaf, forms)
     kind = array.type
     if not pyarrow.types.is_nested(kind):
-        numbers, kept = _read_numbers(pyarrow, array, "ids", nulls)
+        numbers, kept = _read_numbers(pyarrow, array, "ids", nulls, rows_of)
         if kept is None:
             return Ragged.from_dense(numbers)
         return Ragged(numbers, row_splits_from_lengths(kept.astype(np.int64)))
@@ -135,7 +176,7 @@ def read_arrow_column(leaf: Any, nulls: Nulls | None, forms: str) -> Ragged:
         offsets = array.offsets.to_numpy().astype(np.int64, copy=False)
         row_splits = offsets - offsets[0]
         children = array.values.slice(offsets[0], row_splits[-1])
-    numbers, kept = _read_numbers(pyarrow, children, "values", nulls)
+    numbers, kept = _read_numbers(pyarrow, children, "values", nulls, rows_of)
     if kept is not None:
         kept_before = np.zeros(kept.size + 1, np.int64)
         np.cumsum(kept, out=kept_before[1:])
@@ -163,13 +204,15 @@ def _one_array(pyarrow: Any, leaf: Any, forms: str) -> Any:
 
 
 def _read_numbers(
-    pyarrow: Any, array: Any, name: str, nulls: Nulls | None
+    pyarrow: Any, array: Any, name: str, nulls: Nulls | None, rows_of: Rows | None
 ) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
     """Return ids, and which of the values given they are; None: all."""
     kind = array.type
-    if pyarrow.types.is_dictionary(kind):
+    if pyarrow.types.is_dictionary(kind) and (not rows_of or array.dictionary.null_count):
         array = array.dictionary_decode()
     if not array.null_count:
+        if rows_of:
+            return rows_of(array, name, None), None
         numbers: NDArray[Any] = array.to_numpy(zero_copy_only=False)
         if numbers.dtype == object and len(numbers):
             raise ShardcoreTypeError(f"{name} must be integers, got pyarrow {kind}")
@@ -178,10 +221,13 @@ def _read_numbers(
     if nulls is None or nulls == "raise":
         raise _null_error(name, int(np.argmin(valid)), nulls)
     if pyarrow.types.is_null(array.type):  # nothing but nulls
-        array = array.cast(pyarrow.int64())
-    if not pyarrow.types.is_integer(array.type):
+        array = array.cast(pyarrow.string() if rows_of else pyarrow.int64())
+    if rows_of:
+        filled: NDArray[Any] = rows_of(array, name, valid)
+    elif not pyarrow.types.is_integer(array.type):
         raise ShardcoreTypeError(f"{name} must be integers, got pyarrow {kind}")
-    filled = as_ids(array.fill_null(0).to_numpy(), name)
+    else:
+        filled = as_ids(array.fill_null(0).to_numpy(), name)
     if nulls == "drop":
         return filled[valid], valid
     return np.where(valid, filled, np.int64(nulls)), None  # int64: the row may fit no less

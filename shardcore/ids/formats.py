@@ -21,6 +21,7 @@ from shardcore.errors import (
     ShardcoreValueError,
 )
 from shardcore.ids.arrow import Nulls, is_arrow_column, read_arrow_column
+from shardcore.ids.hashing import Hash, hash_array, hash_bags, hash_values, hashed
 from shardcore.ids.ragged import Ragged
 from shardcore.ids.sparse import Sparse
 from shardcore.validation.arrays import as_floats, as_ids, read_array
@@ -34,7 +35,9 @@ _FORMS: Final = (
 _PADDED_FORMATS: Final = ("bsr", "dia")  # they store zeros of their own
 
 
-def as_ragged(leaf: Any, path: str, nulls: Nulls | None = None) -> tuple[Ragged, tuple[int, ...]]:
+def as_ragged(
+    leaf: Any, path: str, nulls: Nulls | None = None, function: Hash | None = None
+) -> tuple[Ragged, tuple[int, ...]]:
     """Return one feature's ids as bags, and the shape of the batch those bags fill.
 
     Parameters
@@ -55,6 +58,9 @@ def as_ragged(leaf: Any, path: str, nulls: Nulls | None = None) -> tuple[Ragged,
         The feature's place in its structure; begins every message.
     nulls : {"raise", "drop"}, int or None
         What is done with nulls of an Arrow column, see `read_arrow_column`.
+    function : Hash, optional
+        What gives the rows of the ids, which may then be strings too, in every form but `Ragged`,
+        `Sparse` and scipy.sparse. None: ids are rows.
 
     Returns
     -------
@@ -81,7 +87,7 @@ def as_ragged(leaf: Any, path: str, nulls: Nulls | None = None) -> tuple[Ragged,
     (Ragged([[3, 1], [2, 2]], dtype=int64), (2,))
     """
     with named(path):
-        ragged, shape = _read(leaf, nulls)
+        ragged, shape = _read(leaf, nulls, function)
         if ragged.values.dtype.kind == "i":
             return ragged, shape
         # Raises for floats; no ids at all may come as floats, as np.array([]) does.
@@ -230,27 +236,33 @@ def named(path: str) -> Iterator[None]:
         raise type(error)(f"{path}: {error}") from error
 
 
-def _read(leaf: Any, nulls: Nulls | None) -> tuple[Ragged, tuple[int, ...]]:
-    if isinstance(leaf, Ragged):
-        ragged = leaf.with_own_splits()
-        return ragged, (ragged.num_bags,)
-    if isinstance(leaf, Sparse):
-        return leaf.by_bag(), leaf.dense_shape[:-1]
+def _read(leaf: Any, nulls: Nulls | None, function: Hash | None) -> tuple[Ragged, tuple[int, ...]]:
+    if isinstance(leaf, Ragged | Sparse) or _is_scipy(leaf):
+        ragged, shape = _read_integers(leaf)
+        return ragged if function is None else hashed(function, ragged), shape
     if isinstance(leaf, tuple):
-        ragged = _read_pair(leaf)
+        ragged = _read_pair(leaf, function)
     elif isinstance(leaf, list):
-        ragged = _read_list(leaf)
-    elif _is_scipy(leaf):
-        return _read_scipy(leaf)
+        ragged = _read_list(leaf, function)
     elif leaf is None or isinstance(leaf, str | bytes | dict):
         raise ShardcoreTypeError(f"ids must be {_FORMS}, got {type(leaf).__name__}")
     elif isinstance(leaf, bool | int | float | complex | np.generic):
         raise _scalar_error(leaf)
     elif is_arrow_column(leaf):
-        ragged = read_arrow_column(leaf, nulls, _FORMS)
+        rows_of = None if function is None else function._of_column
+        ragged = read_arrow_column(leaf, nulls, _FORMS, rows_of)
     else:
-        return _read_dense(leaf)
+        return _read_dense(leaf, function)
     return ragged, (ragged.num_bags,)
+
+
+def _read_integers(leaf: Any) -> tuple[Ragged, tuple[int, ...]]:
+    if isinstance(leaf, Ragged):
+        ragged = leaf.with_own_splits()
+        return ragged, (ragged.num_bags,)
+    if isinstance(leaf, Sparse):
+        return leaf.by_bag(), leaf.dense_shape[:-1]
+    return _read_scipy(leaf)
 
 
 def _scalar_error(scalar: object) -> ShardcoreTypeError:
@@ -259,36 +271,43 @@ def _scalar_error(scalar: object) -> ShardcoreTypeError:
     )
 
 
-def _read_dense(leaf: Any) -> tuple[Ragged, tuple[int, ...]]:
+def _read_dense(leaf: Any, function: Hash | None) -> tuple[Ragged, tuple[int, ...]]:
     if not (hasattr(leaf, "__array__") or hasattr(leaf, "__dlpack__")):
         raise ShardcoreTypeError(f"ids must be {_FORMS}, got {type(leaf).__name__}")
     array = read_array(leaf, "ids")[...]  # a view whose shape only we can change
     if array.ndim == 0:
         raise _scalar_error(array.item())
+    if function is not None:
+        rows = hash_array(function, array, "ids")
+        return Ragged.from_dense(rows), rows.shape if rows.ndim == 1 else rows.shape[:-1]
     if array.dtype == object:
         raise ShardcoreTypeError("ids must be integers, got dtype object; give a list of bags")
     ids = as_ids(array, "ids")
     return Ragged.from_dense(ids), ids.shape if ids.ndim == 1 else ids.shape[:-1]
 
 
-def _read_pair(leaf: tuple[Any, ...]) -> Ragged:
+def _read_pair(leaf: tuple[Any, ...], function: Hash | None) -> Ragged:
     if len(leaf) != 2:
         raise ShardcoreValueError(
             f"a tuple must be (values, row_splits), got {len(leaf)} entries; "
             "write a list for a list of bags"
         )
     values, row_splits = leaf
+    if function is not None:
+        values = hash_values(function, values)
     return Ragged(values, read_array(row_splits, "row_splits").copy())
 
 
-def _read_list(leaf: list[Any]) -> Ragged:
-    if leaf and all(isinstance(bag, int | np.integer) for bag in leaf):
-        bags = ", ".join(f"[{bag}]" for bag in leaf[:2]) + (", ..." if len(leaf) > 2 else "")
+def _read_list(leaf: list[Any], function: Hash | None) -> Ragged:
+    flat = (int, np.integer) if function is None else (int, np.integer, str, bytes)
+    if leaf and all(isinstance(bag, flat) for bag in leaf):
+        bags = ", ".join(f"[{bag!r}]" for bag in leaf[:2]) + (", ..." if len(leaf) > 2 else "")
+        kind = "strings" if isinstance(leaf[0], str | bytes) else "integers"
         raise ShardcoreTypeError(
-            "a list must be a list of bags, got a flat list of integers; "
+            f"a list must be a list of bags, got a flat list of {kind}; "
             f"write [{bags}] for one id per bag, or [[...]] for one bag of them all"
         )
-    return Ragged.from_lists(leaf)
+    return Ragged.from_lists(leaf) if function is None else hash_bags(function, leaf)
 
 
 def _flatten_leading(

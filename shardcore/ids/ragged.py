@@ -295,6 +295,18 @@ class Ragged:
         object.__setattr__(own, "_given_order", self._given_order)
         return own
 
+    def with_values(self, values: NDArray[Any]) -> Ragged:
+        """Return the same bags with other values, one for each: the rows that ids hash to, say.
+
+        Examples
+        --------
+        >>> Ragged([7, 7, 1], [0, 2, 2, 3]).with_values(np.array([4, 4, 0]))
+        Ragged([[4, 4], [], [0]], dtype=int64)
+        """
+        other = Ragged(values, self.row_splits, self.weights)
+        object.__setattr__(other, "_given_order", self._given_order)
+        return other
+
     def __len__(self) -> int:
         return self.num_bags
 

@@ -6,6 +6,7 @@
     placement    which shard has which row; slices over shards
     rows         combine, accumulate, update, scatter; gradients of weights
     random       initial values
+    hashing      rows of strings and integers
 
 A twin has the name and the arguments of the face it mirrors, less those that say where
 to write (``out``) or how to complain (``argument``): twins trust what they are given. Every sum is
@@ -14,6 +15,12 @@ taken element by element in the order that the contract defines, so equality is 
 
 from __future__ import annotations
 
+from shardcore.reference.hashing import (
+    hash_integers,
+    hash_spans,
+    hash_views,
+    hash_words,
+)
 from shardcore.reference.offsets import (
     lengths_from_row_splits,
     row_ids_from_row_splits,
@@ -51,6 +58,10 @@ __all__ = [
     "decompose_slice",
     "divisors",
     "gather_rows",
+    "hash_integers",
+    "hash_spans",
+    "hash_views",
+    "hash_words",
     "lengths_from_row_splits",
     "locate",
     "logarithm",

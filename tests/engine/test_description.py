@@ -37,7 +37,9 @@ def make_engine(backend="cpu", rates=rate):
     features = {
         "a": FeatureConfig(user, name="clicks"),
         "b": [FeatureConfig(item, max_sequence_length=2, invalid_ids="drop")],
-        "c": FeatureConfig(user, output_shape=(2, 1), invalid_ids=3, nulls=1),
+        "c": FeatureConfig(
+            user, output_shape=(2, 1), invalid_ids=3, nulls=1, hash=sc.Hash(5, seed=9)
+        ),
         "d": FeatureConfig(tag),
     }
     options = {"hosts": 2} if backend == "sim" else None
@@ -73,9 +75,10 @@ def test_config():
     assert tag["initializer"] == f"{__name__}.some_values"
     assert config["features"][1:3] == [
         {"path": "features['b'][0]", "name": None, "table": "table_1", "max_sequence_length": 2,
-         "output_shape": None, "invalid_ids": "drop", "nulls": "raise"},
+         "output_shape": None, "invalid_ids": "drop", "nulls": "raise", "hash": None},
         {"path": "features['c']", "name": None, "table": "user", "max_sequence_length": 0,
-         "output_shape": [2, 1], "invalid_ids": 3, "nulls": 1},
+         "output_shape": [2, 1], "invalid_ids": 3, "nulls": 1,
+         "hash": {"buckets": 5, "seed": 9, "kind": "xxh64"}},
     ]  # fmt: skip
     rest = {key: value for key, value in config.items() if key not in ("tables", "features")}
     assert rest == {

@@ -9,7 +9,7 @@ import pytest
 
 from shardcore import reference
 from shardcore._core import random
-from shardcore.ids import own_arrays
+from shardcore.ids import digests, own_arrays
 from shardcore.ids import row_splits as offsets
 from shardcore.sharding.layout import Layout
 from shardcore.store import occurrences, scatter, segment_reduce, update
@@ -23,6 +23,7 @@ NOT_MEANING = {"out", "argument"}
 
 FACES: tuple[ModuleType, ...] = (
     offsets,
+    digests,
     own_arrays,
     segment_reduce,
     occurrences,
