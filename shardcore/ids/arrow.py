@@ -197,6 +197,9 @@ def _one_array(pyarrow: Any, leaf: Any, forms: str) -> Any:
                 f"{type(error).__name__}: {error}"
             ) from error
     if isinstance(array, pyarrow.ChunkedArray):
+        filled = [chunk for chunk in array.chunks if len(chunk)]
+        if len(filled) < array.num_chunks:  # an imported one of no strings breaks pyarrow's join
+            array = pyarrow.chunked_array(filled, array.type)
         array = array.chunk(0) if array.num_chunks == 1 else array.combine_chunks()
     if not isinstance(array, pyarrow.Array):
         raise ShardcoreTypeError(f"ids must be {forms}, got pyarrow {type(leaf).__name__}")

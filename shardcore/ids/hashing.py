@@ -27,6 +27,7 @@ HashableIds: TypeAlias = NDArray[Any] | Sequence[str | bytes | int] | int | np.i
 _MAX_BUCKETS: Final = 2**63 - 1  # rows are int64
 _WORD: Final = 2**64 - 1
 _STRINGS: Final = "OSUT"  # Python objects, and NumPy's kinds of strings
+_LAST_CHARACTER: Final = 0x10FFFF
 _RULE: Final = "ids must be an array or a sequence of integers, of str or of bytes"
 
 _COLUMNS: Final = "a column of integers, strings or binary, or of lists of them"
@@ -149,7 +150,7 @@ class Hash:
         """
         if isinstance(ids, Ragged):
             return hashed(self, ids.with_own_splits())
-        if isinstance(ids, str | bytes):
+        if isinstance(ids, str | bytes | bytearray | memoryview):
             raise ShardcoreTypeError(f"{_RULE}, got the {type(ids).__name__} {ids!r}")
         if isinstance(ids, list | tuple):
             return _hash_sequence(self, list(ids))
@@ -259,10 +260,7 @@ def hash_array(function: Hash, ids: Any, argument: str) -> NDArray[np.int64]:
     if array.dtype.kind not in _STRINGS:
         raise ShardcoreTypeError(f"{_RULE}, got dtype {array.dtype}")
     shape = array.shape
-    try:
-        words = array.ravel().tolist()
-    except ValueError as error:  # "U" holds any 32 bits
-        raise ShardcoreValueError(f"{argument} must be valid Unicode: {error}") from error
+    words = _words_in(array, argument)
     return _hash_list(function, words, lambda at: place_in(argument, at, shape)).reshape(shape)
 
 
@@ -311,8 +309,7 @@ def hash_bags(function: Hash, lists: Sequence[Any]) -> Ragged:
     >>> hash_bags(Hash(1000), [["user:7", "user:8"], []])
     Ragged([[503, 428], []], dtype=int64)
     """
-    bags = [_words_of(bag, f"lists[{at}]") for at, bag in enumerate(lists)]
-    return _hash_own_bags(function, bags, "lists")
+    return _hash_own_bags(function, _own_bags(lists, "lists"), "lists")
 
 
 def _in_range(value: object, argument: str, low: int, high: int, bound: str) -> int:
@@ -329,7 +326,7 @@ def _hash_sequence(function: Hash, ids: list[Any]) -> NDArray[np.int64] | Ragged
         return _hash_list(function, ids, "ids[{}]".format)
     check_rank(ids, "ids")
     if all(map(_is_plain_bag, ids)):
-        bags = [_words_of(bag, "ids") for bag in ids]
+        bags = _own_bags(ids, "ids")
         shape = (len(bags), len(bags[0]))
         if any(len(bag) != shape[1] for bag in bags):
             return _hash_own_bags(function, bags, "ids")
@@ -348,20 +345,38 @@ def _is_plain_bag(bag: object) -> bool:
     return isinstance(bag, list | tuple) and not (bag and isinstance(bag[0], list | tuple))
 
 
+def _own_bags(bags: Sequence[Any], argument: str) -> list[list[Any]]:
+    """Return bags as lists that nobody else has."""
+    return [
+        list(bag) if isinstance(bag, (list, tuple)) else _words_of(bag, f"{argument}[{at}]")
+        for at, bag in enumerate(bags)
+    ]
+
+
 def _words_of(bag: Any, name: str) -> list[Any]:
-    """Return the ids of a bag as a list that nobody else has."""
-    if isinstance(bag, list | tuple):
-        return list(bag)
     if not hasattr(bag, "__array__") or isinstance(bag, np.generic):
         raise ShardcoreTypeError(f"{name} must be a bag, a list of ids, got {shown(bag)}")
     array = read_array(bag, name)
     if array.ndim != 1:
         raise ShardcoreValueError(f"{name} must have rank 1, got shape {array.shape}")
-    try:
-        words: list[Any] = array.tolist()
-    except ValueError as error:
-        raise ShardcoreValueError(f"{name} must be valid Unicode: {error}") from error
-    return words
+    return _words_in(array, name)
+
+
+def _words_in(array: NDArray[Any], name: str) -> list[Any]:
+    """Return the elements of an array as a flat list that nobody else has."""
+    if array.dtype.kind != "U" or array.dtype.itemsize == 0:
+        return list(array.ravel().tolist())
+    # Any 32 bits may stand for a character there, and NumPy fails on what stands for none.
+    own = np.array(array.ravel(), array.dtype.newbyteorder("="), copy=True)
+    points = own.view(np.uint32).reshape(own.size, -1)
+    beyond = (points > _LAST_CHARACTER).any(axis=1)
+    if beyond.any():
+        at = int(np.argmax(beyond))
+        raise ShardcoreValueError(
+            f"ids must be valid Unicode, got {place_in(name, at, array.shape)} "
+            f"with the code point {points[at].max()}"
+        )
+    return list(own.tolist())
 
 
 def _hash_own_bags(function: Hash, bags: list[list[Any]], argument: str) -> Ragged:

@@ -216,3 +216,71 @@ def test_a_refused_frame_changes_nothing(engine):
     assert e.in_flight == 0
     e.enqueue(of_pyarrow(COLUMNS))
     assert e.in_flight == 1
+
+
+# --- strings -------------------------------------------------------------------------------------
+
+HASH = sc.Hash(1000, seed=5)
+LONG = "longer than a view can hold"
+TEXTS = {"word": ["user:7", "é", LONG], "tags": [["é", "user:7", "é"], [], [""]]}
+TEXTS_WITH_NULLS = {"word": ["user:7", None, LONG], "tags": [["é", None], None, ["é"]]}
+
+
+def hashing_engine(**options):
+    rows = sc.initializers.RowId()
+    table = sc.TableConfig(1009, 2, initializer=rows, name="t", combiner="sum")
+    config = {name: sc.FeatureConfig(table, hash=HASH, **options) for name in TEXTS}
+    return sc.ShardedEmbedding(config)
+
+
+def row(word):
+    return float(HASH([word])[0])
+
+
+@each_frame
+def test_columns_of_strings_are_hashed(make):
+    found = hashing_engine()(make({**TEXTS, "pairs": COLUMNS["pairs"]}))
+    assert found["word"][:, 0].tolist() == [row(word) for word in TEXTS["word"]]
+    assert found["tags"][:, 0].tolist() == [sum(map(row, bag)) for bag in TEXTS["tags"]]
+
+
+@each_frame
+def test_nulls_among_strings_go_by_their_policy(make):
+    for nulls, of_null in (("drop", 0.0), (1005, 1005.0)):
+        found = hashing_engine(nulls=nulls)(make(TEXTS_WITH_NULLS))
+        assert found["word"][:, 0].tolist() == [row("user:7"), of_null, row(LONG)]
+        assert found["tags"][:, 0].tolist() == [row("é") + of_null, 0.0, row("é")]
+    text = (
+        "features['word']: ids must not be null, got a null at position 1; "
+        "FeatureConfig(nulls=...) has other policies"
+    )
+    with pytest.raises(ShardcoreValueError, match=f"^{re.escape(text)}$"):
+        hashing_engine()(make(TEXTS_WITH_NULLS))
+
+
+WORDS = ["user:7", None, "é", "user:7"]
+
+
+def of_words(series):
+    table = sc.TableConfig(1009, 2, initializer=sc.initializers.RowId(), name="t")
+    feature = sc.FeatureConfig(table, hash=HASH, nulls=1005)
+    return sc.ShardedEmbedding(feature)(series)[:, 0].tolist()
+
+
+EXPECTED = [row("user:7"), 1005.0, row("é"), row("user:7")]
+
+
+@pytest.mark.parametrize("kind", ["str", "category", "object", "string[python]", "string[pyarrow]"])
+def test_every_kind_of_strings_of_pandas(kind):
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    assert of_words(pandas.Series(WORDS, dtype=kind)) == EXPECTED
+
+
+@pytest.mark.parametrize("kind", ["String", "Categorical", "Enum", "Binary"])
+def test_every_kind_of_strings_of_polars(kind):
+    polars = pytest.importorskip("polars", reason="polars is not installed")
+    dtype = polars.Enum(["é", "user:7"]) if kind == "Enum" else getattr(polars, kind)
+    words = [word and word.encode() for word in WORDS] if kind == "Binary" else WORDS
+    assert of_words(polars.Series(words, dtype=dtype)) == EXPECTED
+    listed = polars.Series([words[:1], words[2:]], dtype=polars.List(dtype))
+    assert of_words(listed) == [EXPECTED[0], (EXPECTED[2] + EXPECTED[3]) / 2]

@@ -216,8 +216,32 @@ def hashed(kind: str) -> Entry:
     ids = given()[0]
     if kind == "integers":
         return [(ids, 3)], lambda: sc.hash_ids(ids, 1 << 20)
+    if kind in ("spans", "views", "codes"):
+        return hashed_column(kind)
     strings = np.array([f"user {row}" for row in ids[:500]], object)
     return [(strings, 3)], lambda: sc.hash_ids(strings, 1 << 20)
+
+
+def hashed_column(layout: str) -> Entry:
+    """Return Arrow columns in memory that can be written to."""
+    import pyarrow as pa
+
+    text = pa.py_buffer(bytes(range(256)) * 100)
+    if layout == "spans":
+        offsets = np.arange(BAGS + 1) * PER
+        buffers = [None, pa.py_buffer(offsets), text]
+        column = pa.Array.from_buffers(pa.large_string(), BAGS, buffers)
+        return [(offsets, 7), (offsets, BAGS)], lambda: sc.hash_ids(column, 1 << 20)
+    if layout == "views":
+        views = np.tile(np.array([20, 0, 0, 5], np.int32), (BAGS, 1))
+        buffers = [None, pa.py_buffer(views), text]
+        column = pa.Array.from_buffers(pa.binary_view(), BAGS, buffers)
+        places = [(views, (BAGS // 2, field)) for field in (0, 2, 3)]
+        return places, lambda: sc.hash_ids(column, 1 << 20)
+    codes = np.arange(BAGS) % 3
+    held = pa.Array.from_buffers(pa.int64(), BAGS, [None, pa.py_buffer(codes)])
+    column = pa.DictionaryArray.from_arrays(held, pa.array(["a", "b", "c"]))
+    return [(codes, 9)], lambda: sc.hash_ids(column, 1 << 20)
 
 
 for form in FORMS:
@@ -258,7 +282,7 @@ for function in ("lengths_from_row_splits", "row_ids_from_row_splits", "row_spli
     entry(converted, function)
 for method in ("lengths", "to_lists", "__repr__", "from_coo", "from_lengths"):
     entry(ragged, method)
-for kind in ("integers", "strings"):
+for kind in ("integers", "strings", "spans", "views", "codes"):
     entry(hashed, kind)
 
 

@@ -1,8 +1,10 @@
-"""hash_ids against its definition in plain Python integers, and every error it raises."""
+"""Hash and hash_ids against their definition in plain Python, and every error they raise."""
 
 from __future__ import annotations
 
-import hashlib
+import copy
+import dataclasses
+import pickle
 import re
 import subprocess
 import sys
@@ -15,7 +17,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
-from shardcore.ids.hashing import hash_ids
+from shardcore.ids.hashing import Hash, hash_ids
+from shardcore.ids.ragged import Ragged
+from shardcore.reference.hashing import farmhash64, xxh64
 
 WORD = 2**64 - 1
 RULE = "ids must be an array or a sequence of integers, of str or of bytes"
@@ -29,9 +33,7 @@ def mixed(x: int, seed: int) -> int:
 
 
 def digested(word: str | bytes, seed: int) -> int:
-    data = word.encode("utf-8", "surrogatepass") if isinstance(word, str) else word
-    key = seed.to_bytes(8, "little")
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8, key=key).digest(), "little")
+    return xxh64(word.encode() if isinstance(word, str) else word, seed)
 
 
 def test_integers_are_mixed_as_splitmix64_published():
@@ -60,7 +62,7 @@ def test_integers_equal_the_definition(ids: Any, buckets: int, seed: int):
 
 @settings(max_examples=60, deadline=None)
 @given(
-    ids=st.lists(st.text(st.characters(exclude_categories=())) | st.binary(), max_size=8),
+    ids=st.lists(st.text(st.characters(exclude_categories=("Cs",))) | st.binary(), max_size=8),
     buckets=st.integers(1, 2**63 - 1),
     seed=st.integers(0, WORD),
 )
@@ -130,7 +132,39 @@ def test_rows_are_evenly_used():
         (([1, True], 8), ShardcoreTypeError, f"{RULE}, got ids[1] = True"),
         (([None], 8), ShardcoreTypeError, f"{RULE}, got ids[0] = None"),
         (([["a", "b"], ["c", 3]], 8), ShardcoreTypeError, f"{RULE}, got ids[1, 1] = 3"),
-        (([[1, 2], [3]], 8), ShardcoreTypeError, f"{RULE}, got ids[0] = [1, 2]"),
+        (([[1, 2], 3], 8), ShardcoreTypeError, f"{RULE}, got ids[0] = [1, 2]"),
+        (([3, [1, 2]], 8), ShardcoreTypeError, f"{RULE}, got ids[1] = [1, 2]"),
+        (([["a"], ["b", 3]], 8), ShardcoreTypeError, f"{RULE}, got ids[1][1] = 3"),
+        (([["a"], [], ["b", None]], 8), ShardcoreTypeError, f"{RULE}, got ids[2][1] = None"),
+        (([["a"], [["b"]]], 8), ShardcoreTypeError, f"{RULE}, got ids[1, 0] = ['b']"),
+        ((["a", float("nan")], 8), ShardcoreTypeError, f"{RULE}, got ids[1] = nan"),
+        ((np.array(["a", None]), 8), ShardcoreTypeError, f"{RULE}, got ids[1] = None"),
+        (
+            ([["a"], np.array([65, 0x110000], np.uint32).view("U1")], 8),
+            ShardcoreValueError,
+            "ids must be valid Unicode, got ids[1][1] with the code point 1114112",
+        ),
+        (
+            (bytearray(b"word"), 8),
+            ShardcoreTypeError,
+            f"{RULE}, got the bytearray bytearray(b'word')",
+        ),
+        ((Ragged([0.5], [0, 1]), 8), ShardcoreTypeError, f"{RULE}, got dtype float64"),
+        (
+            (["a", "é\ud800"], 8),
+            ShardcoreValueError,
+            "ids must be valid Unicode, got ids[1] = 'é\\ud800', whose position 1 is none",
+        ),
+        (
+            (np.array([["a", "\udfff"]]), 8),
+            ShardcoreValueError,
+            "ids must be valid Unicode, got ids[0, 1] = '\\udfff', whose position 0 is none",
+        ),
+        (
+            (np.array([65, 0x110000], np.uint32).view("U1"), 8),
+            ShardcoreValueError,
+            "ids must be valid Unicode, got ids[1] with the code point 1114112",
+        ),
         ((None, 8), ShardcoreTypeError, f"{RULE}, got ids = None"),
         (
             ([np.zeros((2, 1)), np.zeros((2, 2))], 8),
@@ -152,5 +186,110 @@ def test_rows_are_evenly_used():
 def test_errors_name_the_argument_the_rule_and_the_value(
     arguments: tuple[Any, ...], error: type[Exception], message: str
 ):
-    with pytest.raises(error, match=re.escape(message)):
+    with pytest.raises(error, match=f"^{re.escape(message)}"):
         hash_ids(*arguments)
+    if "ids" in message:
+        with pytest.raises(error, match=f"^{re.escape(message)}"):
+            Hash(8)(arguments[0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"buckets": 0}, ShardcoreValueError, "buckets must be in [1, 2**63), got 0"),
+        ({"buckets": -3}, ShardcoreValueError, "buckets must be in [1, 2**63), got -3"),
+        ({"buckets": 2**63}, ShardcoreValueError, f"buckets must be in [1, 2**63), got {2**63}"),
+        ({"buckets": 8.0}, ShardcoreTypeError, "buckets must be an integer, got 8.0"),
+        ({"buckets": True}, ShardcoreTypeError, "buckets must be an integer, got True"),
+        ({"buckets": "8"}, ShardcoreTypeError, "buckets must be an integer, got '8'"),
+        ({"seed": -1}, ShardcoreValueError, "seed must be in [0, 2**64), got -1"),
+        ({"seed": 2**64}, ShardcoreValueError, f"seed must be in [0, 2**64), got {2**64}"),
+        ({"seed": None}, ShardcoreTypeError, "seed must be an integer, got None"),
+        ({"kind": "md5"}, ShardcoreValueError,
+         "kind must be one of 'xxh64', 'farmhash64', got 'md5'"),
+        ({"kind": None}, ShardcoreTypeError, "kind must be one of 'xxh64', 'farmhash64', got None"),
+        ({"kind": "farmhash64", "seed": 3}, ShardcoreValueError,
+         "seed must be 0: kind='farmhash64' has none, got 3"),
+    ],
+)  # fmt: skip
+def test_a_hash_refuses_what_breaks_a_rule(
+    arguments: dict[str, Any], error: type[Exception], message: str
+):
+    with pytest.raises(error, match=f"^{re.escape(message)}$"):
+        Hash(**{"buckets": 8, **arguments})
+
+
+def test_a_hash_is_a_value():
+    one, same = Hash(np.int64(1000), np.uint8(3)), Hash(1000, seed=3, kind="xxh64")
+    assert one == same
+    assert type(one.buckets) is type(one.seed) is int
+    assert len({one, same}) == 1
+    others = {Hash(1001, 3), Hash(1000, 4), Hash(1000), Hash(1000, kind="farmhash64")}
+    assert one not in others
+    assert len(others) == 4
+    for function in (one, *others):
+        for copied in (copy.deepcopy(function), pickle.loads(pickle.dumps(function))):
+            assert copied == function
+        assert eval(repr(function)) == function
+    assert repr(Hash(1000)) == "Hash(1000)"
+    assert repr(one) == "Hash(1000, seed=3)"
+    assert repr(Hash(7, kind="farmhash64")) == "Hash(7, kind='farmhash64')"
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        one.seed = 4
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    bags=st.lists(st.lists(st.text("aé\u4e00\U0001f600", max_size=20), max_size=4), max_size=5),
+    seed=st.integers(0, WORD),
+    kind=st.sampled_from(["xxh64", "farmhash64"]),
+)
+def test_bags_of_any_lengths_are_hashed(bags: list[list[str]], seed: int, kind: Any):
+    function = Hash(1000, 0 if kind == "farmhash64" else seed, kind)
+    expected = [
+        [
+            (xxh64(word.encode(), seed) if kind == "xxh64" else farmhash64(word.encode())) % 1000
+            for word in bag
+        ]
+        for bag in bags
+    ]
+    for given_bags in (
+        bags,
+        tuple(map(tuple, bags)),
+        [np.array(bag, object) for bag in bags],
+        [np.array(bag, np.dtypes.StringDType()) for bag in bags],
+    ):
+        found = function(given_bags)
+        assert (found.to_lists() if isinstance(found, Ragged) else found.tolist()) == expected
+        lengths = set(map(len, bags))
+        assert isinstance(found, Ragged) == (len(lengths) > 1)
+        if len(lengths) == 1:
+            assert found.shape == (len(bags), *lengths)
+
+
+def test_a_ragged_keeps_its_bags_and_weights():
+    found = Hash(1000)(Ragged([7, 8, 7], [0, 2, 2, 3], [0.5, 1.0, 2.0]))
+    assert found == Ragged([487, 622, 487], [0, 2, 2, 3], [0.5, 1.0, 2.0])
+
+
+def test_a_list_that_is_changed_meanwhile_is_read_as_it_was():
+    """A str that is not its own UTF-8 is read after the list: it lives as long as that takes."""
+    words = [chr(0x4E00 + at) * 50 for at in range(1000)]
+    expected = hash_ids(list(words), 2**40).tolist()
+    bags = [words[:500], words[500:]]
+    assert hash_ids(bags, 2**40).ravel().tolist() == expected
+    assert [chr(0x4E00 + at) * 50 for at in range(1000)] == words
+
+
+def test_farmhash64_refuses_integers():
+    function = Hash(8, kind="farmhash64")
+    rest = "; TensorFlow hashes the digits of integers: give str(id)"
+    for ids, got in (
+        ([3, 4], "ids[0] = 3"),
+        (np.array([3], np.uint8), "dtype uint8"),
+        (Ragged([3], [0, 1]), "dtype int64"),
+    ):
+        text = f"ids must be str or bytes for kind='farmhash64', got {got}{rest}"
+        with pytest.raises(ShardcoreTypeError, match=f"^{re.escape(text)}$"):
+            function(ids)
+    assert function([]).tolist() == []
