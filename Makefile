@@ -89,7 +89,8 @@ test-peers: .venv-peers/ready  ## against torch, FBGEMM, TensorFlow, SparseCore,
 	JAX_PLATFORMS=cpu PYTHONPATH=tests/peers .venv-peers/bin/python -P -m pytest -p no_skips \
 		tests/shardcore_optimizers/test_optimizers_against_peers.py \
 		tests/shardcore_optimizers/test_optimizers_against_sparsecore.py tests/shardcore_bench \
-		tests/features/test_frames.py tests/examples/test_criteo.py tests/torch tests/jax \
+		tests/features/test_frames.py tests/ids/test_hashing_against_tensorflow.py \
+		tests/examples/test_criteo.py tests/torch tests/jax \
 		"tests/test_docs.py::test_code_of_a_page_runs_and_prints_what_is_shown[docs/torch.md]" \
 		"tests/test_docs.py::test_code_of_a_page_runs_and_prints_what_is_shown[docs/jax.md]"
 	JAX_PLATFORMS=cpu .venv-peers/bin/python -P -m pytest -q --doctest-modules shardcore/torch shardcore/jax
