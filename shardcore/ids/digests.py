@@ -158,7 +158,7 @@ def hash_integers(ids: NDArray[Any], seed: int, buckets: int) -> NDArray[np.int6
     >>> hash_integers(np.array([7, 8], np.uint8), 0, 1000)
     array([487, 622])
     """
-    wide = np.ascontiguousarray(ids, np.int64 if ids.dtype.kind == "i" else np.uint64)
+    wide = np.require(ids, np.int64 if ids.dtype.kind == "i" else np.uint64, ["C", "A"])
     rows = np.empty(wide.size, np.int64)
     _hashing.hash_integers(wide.reshape(-1).view(np.uint64), seed, buckets, rows)
     return rows.reshape(ids.shape)

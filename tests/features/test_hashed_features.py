@@ -88,8 +88,10 @@ def test_integers_of_any_64_bits_are_hashed():
     ragged = sc.Ragged(small, [0, 2, 2, 3])
     sparse = sc.Sparse([[2, 0], [0, 1], [0, 0]], [7, 3, 7], (3, 2))  # not in the order of bags
     scipys = scipy.sparse.csr_array((np.ones(3), small, [0, 2, 2, 3]), shape=(3, 8))
-    for leaf in (ragged, sparse, scipys, scipys.tocoo()):
+    pair = (np.array(small), np.array([0, 2, 2, 3]))  # these and dense ones have a shorter way
+    for leaf in (pair, ragged, sparse, scipys, scipys.tocoo()):
         assert rows_of(engine()({"f": leaf})) == sums
+    assert rows_of(engine()({"f": np.array(small)})) == rows.tolist()
     weighed = sc.Sparse([[2, 0], [0, 1], [0, 0]], [0.5, 1.0, 2.0], (3, 2))
     found = engine()({"f": sparse}, {"f": weighed})["f"][:, 0]
     np.testing.assert_allclose(found, [2.0 * rows[2] + rows[1], 0.0, 0.5 * rows[2]])
