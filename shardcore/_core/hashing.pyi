@@ -1,6 +1,6 @@
 from typing import overload
 
-from numpy import int8, int32, int64, uint8, uint64
+from numpy import int8, int32, int64, uint8, uint32, uint64
 from numpy.typing import NDArray
 
 def find_words(
@@ -9,6 +9,11 @@ def find_words(
     lengths__n: NDArray[int64],
     widths__n: NDArray[int8],
 ) -> int: ...
+def find_fixed(
+    units: NDArray[uint8] | NDArray[uint32],
+    addresses__n: NDArray[int64],
+    lengths__n: NDArray[int64],
+) -> None: ...
 def hash_words(
     addresses__n: NDArray[int64],
     lengths__n: NDArray[int64],

@@ -65,6 +65,10 @@ cdef extern from * nogil:
     const uint64_t K1 "SC_K1"
     const uint64_t K2 "SC_K2"
 
+ctypedef fused unit_t:  # of arrays whose strings have one width: bytes, code points
+    uint8_t
+    uint32_t
+
 cdef struct Function:
     Kind kind
     uint64_t seed
@@ -284,7 +288,7 @@ cdef int64_t write_utf8(
 ) noexcept nogil:
     """Write `count` code points, of `width` bytes each, and return the bytes written.
 
-    -1 if there is a surrogate. At most `width` bytes come of one, but 2 of width 1 and 3 of 2.
+    -1 if one is a surrogate, or none at all. At most `width` bytes come of one, but 2 of width 1 and 3 of 2.
     """
     cdef uint8_t* p = utf8
     cdef uint32_t c
@@ -306,6 +310,8 @@ cdef int64_t write_utf8(
             p[2] = <uint8_t>(0x80 | (c & 0x3f))
             p += 3
         else:
+            if c > 0x10ffff:
+                return -1
             p[0] = <uint8_t>(0xf0 | c >> 18)
             p[1] = <uint8_t>(0x80 | (c >> 12 & 0x3f))
             p[2] = <uint8_t>(0x80 | (c >> 6 & 0x3f))
@@ -344,6 +350,18 @@ def find_words(
     return -1
 
 
+def find_fixed(const unit_t[:, ::1] units, int64_t[::1] addresses__n, int64_t[::1] lengths__n):
+    """Find where the text of each row of units lies, without the zeros at its end. O(units)."""
+    cdef Py_ssize_t i, n = units.shape[0], length, width = units.shape[1]
+    with nogil:
+        for i in range(n):
+            length = width
+            while length and units[i, length - 1] == 0:
+                length -= 1
+            lengths__n[i] = length
+            addresses__n[i] = <int64_t><uintptr_t>&units[i, 0] if length else 0
+
+
 def hash_words(
     const int64_t[::1] addresses__n,
     const int64_t[::1] lengths__n,
@@ -354,10 +372,11 @@ def hash_words(
     uint8_t[::1] scratch,
     int64_t[::1] rows__n,
 ):
-    """Hash the words that `find_words` found. O(n + bytes).
+    """Hash the words that `find_words` or `find_fixed` found. O(n + bytes).
 
     `scratch` has room for the UTF-8 of any of them, 1 + width bytes per code point, and is not
-    empty. Return -1, or the first position of a str with a surrogate in it.
+    empty. Return -1, or the first position of a str that has no UTF-8. What another thread writes
+    into an array's strings meanwhile is read or not.
     """
     cdef Py_ssize_t i, n = rows__n.shape[0], bad = -1
     cdef Function function = function_of(kind, seed, buckets)

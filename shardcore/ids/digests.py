@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from shardcore._core import hashing as _hashing
 from shardcore.memory import pool
 
-__all__ = ["KINDS", "Kind", "hash_integers", "hash_spans", "hash_views", "hash_words"]
+__all__ = ["KINDS", "Kind", "hash_fixed", "hash_integers", "hash_spans", "hash_views", "hash_words"]
 
 Kind: TypeAlias = Literal["xxh64", "farmhash64"]
 
@@ -60,13 +60,62 @@ def hash_words(
     widths = pool.empty(count, np.dtype(np.int8))
     bad = _hashing.find_words(words, addresses, lengths, widths)
     if bad < 0:
-        wide = np.flatnonzero(widths)
-        # Of a code point of 1 byte come 2, of 2 come 3, of 4 come 4.
-        room = int((lengths[wide] * (widths[wide] + 1)).max()) if wide.size else 1
-        scratch = np.empty(room, np.uint8)
-        place = KINDS.index(kind)
-        bad = _hashing.hash_words(addresses, lengths, widths, place, seed, buckets, scratch, rows)
+        bad = _hash_found(addresses, lengths, widths, kind, seed, buckets, rows)
     return rows, bad
+
+
+def hash_fixed(
+    array: NDArray[Any], kind: Kind, seed: int, buckets: int
+) -> tuple[NDArray[np.int64], int]:
+    """Return the row of each string of an array of NumPy's kind "U", by its UTF-8, or "S".
+
+    Parameters
+    ----------
+    array : ndarray of "U" or "S", any shape
+    kind, seed, buckets : as in `hash_words`
+
+    Returns
+    -------
+    rows : ndarray of int64, the shape of `array`
+        Complete if there is no bad string.
+    bad : int
+        The flat position of the first string that has no UTF-8, for it holds a surrogate or what
+        is no character, or -1.
+
+    Examples
+    --------
+    >>> hash_fixed(np.array(["user:7", "é"]), "xxh64", 0, 1000)
+    (array([503, 848]), -1)
+    """
+    unit: Any = np.uint32 if array.dtype.kind == "U" else np.uint8
+    own = np.require(array, array.dtype.newbyteorder("="), ["C", "A"])
+    width = own.dtype.itemsize // np.dtype(unit).itemsize
+    # One of no width cannot be seen as units: it has as many zeros as one of width 1.
+    units = (
+        own.reshape(-1).view(unit).reshape(-1, width) if width else np.zeros((own.size, 1), unit)
+    )
+    rows = np.empty(own.size, np.int64)
+    addresses, lengths = pool.empty(own.size, rows.dtype), pool.empty(own.size, rows.dtype)
+    _hashing.find_fixed(units, addresses, lengths)
+    widths = np.full(own.size, 4 if unit is np.uint32 else 0, np.int8)
+    bad = _hash_found(addresses, lengths, widths, kind, seed, buckets, rows)
+    return rows.reshape(array.shape), bad
+
+
+def _hash_found(
+    addresses: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    widths: NDArray[np.int8],
+    kind: Kind,
+    seed: int,
+    buckets: int,
+    rows: NDArray[np.int64],
+) -> int:
+    # Of a code point of 1 byte come 2, of 2 come 3, of 4 come 4.
+    room = int(np.max(lengths * (widths + 1), where=widths > 0, initial=1))
+    scratch = np.empty(room, np.uint8)
+    place = KINDS.index(kind)
+    return _hashing.hash_words(addresses, lengths, widths, place, seed, buckets, scratch, rows)
 
 
 def hash_spans(

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from shardcore.errors import ShardcoreError, ShardcoreTypeError, ShardcoreValueError, shown
 from shardcore.ids.arrow import arrow_array, is_arrow_column, read_arrow_column
 from shardcore.ids.arrow_strings import hash_arrow, integers_refused
-from shardcore.ids.digests import KINDS, Kind, hash_integers, hash_words
+from shardcore.ids.digests import KINDS, Kind, hash_fixed, hash_integers, hash_words
 from shardcore.ids.ragged import Ragged
 from shardcore.validation.arrays import read_array
 from shardcore.validation.integers import place_in
@@ -27,7 +27,6 @@ HashableIds: TypeAlias = NDArray[Any] | Sequence[str | bytes | int] | int | np.i
 _MAX_BUCKETS: Final = 2**63 - 1  # rows are int64
 _WORD: Final = 2**64 - 1
 _STRINGS: Final = "OSUT"  # Python objects, and NumPy's kinds of strings
-_LAST_CHARACTER: Final = 0x10FFFF
 _RULE: Final = "ids must be an array or a sequence of integers, of str or of bytes"
 
 _COLUMNS: Final = "a column of integers, strings or binary, or of lists of them"
@@ -260,7 +259,15 @@ def hash_array(function: Hash, ids: Any, argument: str) -> NDArray[np.int64]:
     if array.dtype.kind not in _STRINGS:
         raise ShardcoreTypeError(f"{_RULE}, got dtype {array.dtype}")
     shape = array.shape
-    words = _words_in(array, argument)
+    if array.dtype.kind in "SU":
+        rows, bad = hash_fixed(array, function.kind, function.seed, function.buckets)
+        if bad >= 0:
+            raise ShardcoreValueError(
+                f"ids must be valid Unicode, got {place_in(argument, bad, shape)}, "
+                "which has no UTF-8"
+            )
+        return rows
+    words = array.ravel().tolist()
     return _hash_list(function, words, lambda at: place_in(argument, at, shape)).reshape(shape)
 
 
@@ -359,24 +366,10 @@ def _words_of(bag: Any, name: str) -> list[Any]:
     array = read_array(bag, name)
     if array.ndim != 1:
         raise ShardcoreValueError(f"{name} must have rank 1, got shape {array.shape}")
-    return _words_in(array, name)
-
-
-def _words_in(array: NDArray[Any], name: str) -> list[Any]:
-    """Return the elements of an array as a flat list that nobody else has."""
-    if array.dtype.kind != "U" or array.dtype.itemsize == 0:
-        return list(array.ravel().tolist())
-    # Any 32 bits may stand for a character there, and NumPy fails on what stands for none.
-    own = np.array(array.ravel(), array.dtype.newbyteorder("="), copy=True)
-    points = own.view(np.uint32).reshape(own.size, -1)
-    beyond = (points > _LAST_CHARACTER).any(axis=1)
-    if beyond.any():
-        at = int(np.argmax(beyond))
-        raise ShardcoreValueError(
-            f"ids must be valid Unicode, got {place_in(name, at, array.shape)} "
-            f"with the code point {points[at].max()}"
-        )
-    return list(own.tolist())
+    try:
+        return list(array.tolist())
+    except (ValueError, SystemError) as error:  # any 32 bits may stand for a character in "U"
+        raise ShardcoreValueError(f"{name} must be valid Unicode: {error}") from error
 
 
 def _hash_own_bags(function: Hash, bags: list[list[Any]], argument: str) -> Ragged:

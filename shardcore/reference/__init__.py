@@ -16,6 +16,7 @@ taken element by element in the order that the contract defines, so equality is 
 from __future__ import annotations
 
 from shardcore.reference.hashing import (
+    hash_fixed,
     hash_integers,
     hash_spans,
     hash_views,
@@ -58,6 +59,7 @@ __all__ = [
     "decompose_slice",
     "divisors",
     "gather_rows",
+    "hash_fixed",
     "hash_integers",
     "hash_spans",
     "hash_views",

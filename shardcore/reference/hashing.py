@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["hash_integers", "hash_spans", "hash_views", "hash_words"]
+__all__ = ["hash_fixed", "hash_integers", "hash_spans", "hash_views", "hash_words"]
 
 _WORD: Final = 2**64 - 1
 
@@ -184,6 +184,29 @@ def hash_words(
         except UnicodeEncodeError:
             return np.array(rows, np.int64), at
     return np.array(rows, np.int64), -1
+
+
+def hash_fixed(
+    array: NDArray[Any], kind: str, seed: int, buckets: int
+) -> tuple[NDArray[np.int64], int]:
+    """Return the row of each string of a "U" or "S" array; and the first without UTF-8, or -1.
+
+    Examples
+    --------
+    >>> hash_fixed(np.array(["user:7"]), "xxh64", 0, 1000)
+    (array([503]), -1)
+    """
+    if array.dtype.kind == "S":
+        words: list[Any] = array.ravel().tolist()
+    else:
+        words = []
+        for text in array.ravel().astype(array.dtype.newbyteorder("<")):
+            points = np.frombuffer(text.tobytes() if text.size else b"", "<u4")
+            points = np.trim_zeros(points, "b")
+            beyond = points.size and points.max() > 0x10FFFF
+            words.append("\ud800" if beyond else "".join(map(chr, points.tolist())))
+    rows, bad = hash_words(words, kind, seed, buckets)
+    return rows.reshape(array.shape) if bad < 0 else rows, bad
 
 
 def hash_spans(

@@ -92,6 +92,31 @@ def test_every_length_equals_the_twin(kind: Any) -> None:
     )
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.text(max_size=9) | st.text("a\0é\ud800\U0001f600", max_size=9), max_size=6),
+    st.sampled_from(["U", "S", ">U", "U12", "S3"]),
+    KINDS,
+    st.data(),
+)
+def test_arrays_of_one_width_equal_the_twin(
+    words: list[str], dtype: str, kind: Any, data: Any
+) -> None:
+    if "S" in dtype:
+        array = np.array([word.encode("utf-8", "replace") for word in words], dtype)
+    else:
+        array = np.array(words, dtype)
+    if words and "U" in dtype and data.draw(st.booleans()):
+        beyond = st.sampled_from([0, 0xD800, 0x10FFFF, 0x110000, 2**32 - 1])
+        points = array.view(array.dtype.byteorder.replace("=", "<") + "u4")
+        points[data.draw(st.integers(0, points.size - 1))] = data.draw(beyond)
+    for given_array in (frozen(array), array[::2], array[:, None]):
+        assert_same(
+            digests.hash_fixed(given_array, kind, 0, LARGEST),
+            reference.hash_fixed(given_array, kind, 0, LARGEST),
+        )
+
+
 OFFSETS = st.lists(st.integers(0, 200), min_size=1, max_size=8).map(sorted)
 ANY_OFFSETS = st.lists(
     st.integers(-3, 210) | st.sampled_from([-(2**31), 2**31 - 1]), min_size=1, max_size=6
