@@ -316,7 +316,7 @@ def hash_bags(function: Hash, lists: Sequence[Any]) -> Ragged:
     >>> hash_bags(Hash(1000), [["user:7", "user:8"], []])
     Ragged([[503, 428], []], dtype=int64)
     """
-    return _hash_own_bags(function, _own_bags(lists, "lists"), "lists")
+    return _hash_bags_of(function, *_flattened(_bag_lists(list(lists), "lists")), "lists")
 
 
 def _in_range(value: object, argument: str, low: int, high: int, bound: str) -> int:
@@ -332,13 +332,16 @@ def _hash_sequence(function: Hash, ids: list[Any]) -> NDArray[np.int64] | Ragged
     if not ids or not isinstance(ids[0], list | tuple | np.ndarray):
         return _hash_list(function, ids, "ids[{}]".format)
     check_rank(ids, "ids")
-    if all(map(_is_plain_bag, ids)):
-        bags = _own_bags(ids, "ids")
-        shape = (len(bags), len(bags[0]))
-        if any(len(bag) != shape[1] for bag in bags):
-            return _hash_own_bags(function, bags, "ids")
-        words = list(chain.from_iterable(bags))
-        return _hash_list(function, words, lambda at: place_in("ids", at, shape)).reshape(shape)
+    if all(map(_is_bag, ids)):
+        bags = _bag_lists(ids, "ids")
+        first = next(filter(None, bags), [None])[0]
+        if not isinstance(first, list | tuple | np.ndarray):
+            words, lengths = _flattened(bags)
+            if len(set(lengths)) > 1:
+                return _hash_bags_of(function, words, lengths, "ids")
+            shape = (len(lengths), lengths[0])
+            rows = _hash_list(function, words, lambda at: place_in("ids", at, shape))
+            return rows.reshape(shape)
     try:
         array = np.array(ids, dtype=object)
     except ValueError as error:
@@ -346,18 +349,27 @@ def _hash_sequence(function: Hash, ids: list[Any]) -> NDArray[np.int64] | Ragged
     return hash_array(function, array, "ids")
 
 
-def _is_plain_bag(bag: object) -> bool:
-    if isinstance(bag, np.ndarray):
-        return bag.ndim == 1
-    return isinstance(bag, list | tuple) and not (bag and isinstance(bag[0], list | tuple))
+def _is_bag(value: object) -> bool:
+    return isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.ndim == 1)
 
 
-def _own_bags(bags: Sequence[Any], argument: str) -> list[list[Any]]:
-    """Return bags as lists that nobody else has."""
+def _bag_lists(bags: Sequence[Any], argument: str) -> Sequence[Sequence[Any]]:
+    """Return bags as lists and tuples."""
+    if set(map(type, bags)) <= {list, tuple}:
+        return bags
     return [
-        list(bag) if isinstance(bag, (list, tuple)) else _words_of(bag, f"{argument}[{at}]")
+        bag if isinstance(bag, (list, tuple)) else _words_of(bag, f"{argument}[{at}]")
         for at, bag in enumerate(bags)
     ]
+
+
+def _flattened(bags: Sequence[Sequence[Any]]) -> tuple[list[Any], list[int]]:
+    """Return the ids of all bags as a list that nobody else has, and the length of each bag."""
+    words, lengths = list(chain.from_iterable(bags)), list(map(len, bags))
+    if sum(lengths) != len(words):  # another thread has changed one in between
+        bags = list(map(list, bags))  # which takes as long as to hash them
+        words, lengths = list(chain.from_iterable(bags)), list(map(len, bags))
+    return words, lengths
 
 
 def _words_of(bag: Any, name: str) -> list[Any]:
@@ -372,14 +384,14 @@ def _words_of(bag: Any, name: str) -> list[Any]:
         raise ShardcoreValueError(f"{name} must be valid Unicode: {error}") from error
 
 
-def _hash_own_bags(function: Hash, bags: list[list[Any]], argument: str) -> Ragged:
-    starts = list(accumulate(map(len, bags), initial=0))
+def _hash_bags_of(function: Hash, words: list[Any], lengths: list[int], argument: str) -> Ragged:
+    starts = list(accumulate(lengths, initial=0))
 
     def place(at: int) -> str:
         bag = bisect_right(starts, at) - 1
         return f"{argument}[{bag}][{at - starts[bag]}]"
 
-    rows = _hash_list(function, list(chain.from_iterable(bags)), place)
+    rows = _hash_list(function, words, place)
     return Ragged(rows, np.array(starts, np.int64))
 
 
