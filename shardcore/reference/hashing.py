@@ -200,11 +200,14 @@ def hash_fixed(
         words: list[Any] = array.ravel().tolist()
     else:
         words = []
-        for text in array.ravel().astype(array.dtype.newbyteorder("<")):
-            points = np.frombuffer(text.tobytes() if text.size else b"", "<u4")
-            points = np.trim_zeros(points, "b")
-            beyond = points.size and points.max() > 0x10FFFF
-            words.append("\ud800" if beyond else "".join(map(chr, points.tolist())))
+        little = array.ravel().astype(array.dtype.newbyteorder("<"))
+        data, width = little.tobytes(), little.dtype.itemsize
+        for at in range(little.size):
+            points = np.frombuffer(data[at * width : (at + 1) * width], "<u4").tolist()
+            while points and not points[-1]:
+                points.pop()
+            none = any(point > 0x10FFFF for point in points)
+            words.append("\ud800" if none else "".join(map(chr, points)))
     rows, bad = hash_words(words, kind, seed, buckets)
     return rows.reshape(array.shape) if bad < 0 else rows, bad
 

@@ -117,6 +117,13 @@ def test_arrays_of_one_width_equal_the_twin(
         )
 
 
+@pytest.mark.parametrize("point", [0xD800, 0xDFFF, 0x110000, 2**32 - 1])
+def test_what_is_no_character_is_found_in_an_array(point: int) -> None:
+    array = np.array([65, 0x10FFFF, point, 66], np.uint32).view("U2")
+    for module in (digests, reference):
+        assert module.hash_fixed(array, "xxh64", 0, 10)[1] == 1
+
+
 OFFSETS = st.lists(st.integers(0, 200), min_size=1, max_size=8).map(sorted)
 ANY_OFFSETS = st.lists(
     st.integers(-3, 210) | st.sampled_from([-(2**31), 2**31 - 1]), min_size=1, max_size=6
