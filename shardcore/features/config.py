@@ -16,6 +16,7 @@ from shardcore.dtypes import table_dtype, working_dtype
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError, shown
 from shardcore.ids.arrow import Nulls
 from shardcore.ids.hashing import Hash
+from shardcore.initializers.foreign import own_initializer
 from shardcore.optimizer.base import Optimizer
 from shardcore.validation.arrays import as_floats, read_array
 from shardcore.validation.shapes import as_count, as_shape, check_addressable
@@ -41,7 +42,8 @@ class TableConfig:
     dim : int, >= 1
         Number of columns.
     initializer : callable or array of shape (vocabulary_size, dim), optional
-        A callable is asked in blocks of rows; see `shardcore.initializers`. None:
+        A callable is asked in blocks of rows; see `shardcore.initializers`. One of Keras,
+        TensorFlow or JAX becomes ours of its distribution, or is refused. None:
         ``TruncatedNormal(mean=0, stddev=1/sqrt(dim))``.
     optimizer : Optimizer, optional
         None: the engine's.
@@ -231,7 +233,7 @@ def _as_initializer(
     if initializer is None:
         return None
     if callable(initializer):
-        function: Callable[..., Any] = initializer
+        function: Callable[..., Any] = own_initializer(initializer, shape)
         return function
     array = read_array(initializer, "initializer")
     if array.shape != shape:

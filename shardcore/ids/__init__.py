@@ -6,6 +6,7 @@
     ragged       `Ragged`: values and row_splits, and weights
     sparse       `Sparse`: coordinates, values and a dense shape
     arrow        columns of pyarrow, polars, pandas, as a `Ragged`
+    tensorflow   its tensors of bags, as `Ragged` and `Sparse`
     formats      every other input format, as a `Ragged`
     hashing      strings and integers as row numbers: `Hash`
     digests      their 64-bit hashes, by kernels; of Arrow's arrays in `arrow_strings`

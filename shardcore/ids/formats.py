@@ -1,7 +1,8 @@
 """Every form a feature may come in, turned into one `Ragged`; and its weights, aligned with it.
 
 SciPy is never imported from here: a caller with one of its objects has imported it. Torch, JAX and
-others are read through ``__array__`` or DLPack; Arrow columns in `shardcore.ids.arrow`.
+others are read through ``__array__`` or DLPack; Arrow columns in `shardcore.ids.arrow`, and
+TensorFlow's bags in `shardcore.ids.tensorflow`.
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ from shardcore.ids.arrow import Nulls, is_arrow_column, read_arrow_column
 from shardcore.ids.hashing import Hash, hash_array, hash_bags, hash_values, hashed
 from shardcore.ids.ragged import Ragged
 from shardcore.ids.sparse import Sparse
+from shardcore.ids.tensorflow import is_of_tensorflow, read_tensorflow
 from shardcore.validation.arrays import as_floats, as_ids, read_array
 
 __all__ = ["as_ragged", "as_weights", "dense_shape", "named", "placed_weights"]
 
 _FORMS: Final = (
     "sc.Ragged, sc.Sparse, a dense array, a tuple (values, row_splits), a list of bags, "
-    "a scipy.sparse array or an Arrow column of lists (pyarrow, polars, pandas)"
+    "a scipy.sparse array, an Arrow column of lists (pyarrow, polars, pandas) or TensorFlow's "
+    "RaggedTensor or SparseTensor"
 )
 _PADDED_FORMATS: Final = ("bsr", "dia")  # they store zeros of their own
 
@@ -42,7 +45,7 @@ def as_ragged(
 
     Parameters
     ----------
-    leaf : Ragged, Sparse, array, tuple, list, scipy.sparse array or Arrow column
+    leaf : Ragged, Sparse, array, tuple, list, scipy.sparse array, Arrow column or TensorFlow's
         - `Ragged`: its values as they are, its row_splits checked again and copied.
         - dense array (NumPy, or any with ``__array__`` or ``__dlpack__``): of rank 1, one id per
           bag; else the last axis is the bag.
@@ -54,6 +57,7 @@ def as_ragged(
           ``__arrow_c_array__`` or ``__arrow_c_stream__``. Lists of integers, of any length or one,
           are bags; integers are one id per bag. Values are not copied where they lie in one piece.
         - `Sparse`: values = ids; the last axis is the bag.
+        - TensorFlow's ``RaggedTensor`` of rank 2 as a `Ragged`, its ``SparseTensor`` as a `Sparse`.
     path : str
         The feature's place in its structure; begins every message.
     nulls : {"raise", "drop"}, int or None
@@ -107,10 +111,10 @@ def as_weights(
 
     Parameters
     ----------
-    leaf : None, Ragged or array
+    leaf : None, Ragged, RaggedTensor or array
         - None: the weights that came with the ids (``Ragged.weights``, SciPy's data), if any.
-        - `Ragged` of real numbers with the row_splits of the ids. (`Sparse` weights of `Sparse` ids
-          become an array by `placed_weights`.)
+        - `Ragged`, or TensorFlow's ``RaggedTensor``, of real numbers with the row_splits of the
+          ids. (`Sparse` weights of `Sparse` ids become an array by `placed_weights`.)
         - array of rank 1, aligned with the ids in the order they were given.
         - array shaped like the dense ids.
     ragged : Ragged
@@ -190,8 +194,12 @@ def placed_weights(weights: Any, ids: Any) -> Any:
     >>> placed_weights(Sparse(places, [0.5, 2.0], (4, 2)), Sparse(places, [7, 5], (4, 2)))
     array([0.5, 2. ])
     """
+    if is_of_tensorflow(weights):
+        weights = read_tensorflow(weights, "weights")
     if not isinstance(weights, Sparse):
         return weights
+    if is_of_tensorflow(ids):
+        ids = read_tensorflow(ids, "ids")
     if not isinstance(ids, Sparse):
         raise ShardcoreTypeError(
             f"weights may be Sparse only where the ids are, got ids of type {type(ids).__name__}"
@@ -222,6 +230,8 @@ def dense_shape(leaf: Any) -> tuple[int, ...] | None:
     """
     if isinstance(leaf, Ragged | Sparse | list | tuple) or _is_scipy(leaf) or is_arrow_column(leaf):
         return None
+    if is_of_tensorflow(leaf):
+        return None
     if hasattr(leaf, "shape"):
         return tuple(int(size) for size in leaf.shape)
     return read_array(leaf, "ids").shape
@@ -237,6 +247,8 @@ def named(path: str) -> Iterator[None]:
 
 
 def _read(leaf: Any, nulls: Nulls | None, function: Hash | None) -> tuple[Ragged, tuple[int, ...]]:
+    if is_of_tensorflow(leaf):
+        leaf = read_tensorflow(leaf, "ids")
     if isinstance(leaf, Ragged | Sparse) or _is_scipy(leaf):
         ragged, shape = _read_integers(leaf)
         return ragged if function is None else hashed(function, ragged), shape
@@ -350,6 +362,8 @@ def _scipy_weights(data: NDArray[Any]) -> NDArray[Any]:
 
 
 def _read_weights(leaf: Any, ragged: Ragged, dense_shape: tuple[int, ...] | None) -> NDArray[Any]:
+    if is_of_tensorflow(leaf):
+        leaf = read_tensorflow(leaf, "weights")
     if isinstance(leaf, Ragged):
         return _read_ragged_weights(leaf, ragged)
     if (

@@ -14,6 +14,7 @@ computed in float64 and rounded once to the dtype asked for.
     base            the protocol, seeds, and what all of them check
     distributions   `TruncatedNormal`, `Normal`, `Uniform`
     constants       `Constant`, `Zeros`, `RowId`, `FromArray`
+    foreign         those of Keras, TensorFlow and JAX, as ours
     filling         any initializer, called a block of rows at a time
 """
 

@@ -22,6 +22,7 @@ from shardcore.initializers.base import (
     row_ids,
 )
 from shardcore.initializers.constants import FromArray
+from shardcore.initializers.foreign import own_initializer
 from shardcore.validation.shapes import as_count, as_shape
 
 __all__ = ["as_block", "as_initializer", "blocks", "fill"]
@@ -35,6 +36,7 @@ def as_initializer(
     Parameters
     ----------
     value : callable ``init(rows, row_shape, dtype, seed)``, or array-like of exactly `shape`
+        Also an initializer of Keras, TensorFlow or JAX whose distribution is one of ours.
     shape : sequence of int
         Of the whole table; at least one axis.
     dtype : anything ``np.dtype`` takes, or ``"bfloat16"``, optional
@@ -44,13 +46,13 @@ def as_initializer(
     Returns
     -------
     Initializer
-        `value` itself if it is callable, else one that hands out the rows of the array, without
-        copying it.
+        `value` itself if it is callable (ours for one of Keras, TensorFlow or JAX), else one that
+        hands out the rows of the array, without copying it.
 
     Raises
     ------
     ShardcoreTypeError
-        If `value` is a class, or an array that does not cast to `dtype` within the same kind.
+        If `value` is a class, draws all rows at once, or is an array that does not cast to `dtype` within the same kind.
     ShardcoreValueError
         If `value` is an array of another shape, or `shape` has no axis.
 
@@ -69,7 +71,8 @@ def as_initializer(
             f"write {value.__name__}()"
         )
     if callable(value):
-        return value
+        found: Initializer = own_initializer(value, sizes)
+        return found
     array = as_array(value, "initializer must be a callable or an array")
     if array.shape != sizes:
         raise ShardcoreValueError(

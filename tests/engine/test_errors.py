@@ -310,7 +310,8 @@ def test_after_close(backend):
 
 FORMS = (
     "sc.Ragged, sc.Sparse, a dense array, a tuple (values, row_splits), a list of bags, "
-    "a scipy.sparse array or an Arrow column of lists (pyarrow, polars, pandas)"
+    "a scipy.sparse array, an Arrow column of lists (pyarrow, polars, pandas) or TensorFlow's "
+    "RaggedTensor or SparseTensor"
 )
 NO_WEIGHTS = {"a": None, "s": None, "o": None}
 
