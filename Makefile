@@ -58,7 +58,11 @@ demo: .venv-demo/ready  ## the main job
 	.venv-demo/bin/shardcore demo $(DEMO_ARGS)
 
 DOCTESTS := --doctest-modules shardcore backends plugins --ignore=backends/shardcore_pjrt \
+<<<<<<< HEAD
 	--ignore=shardcore/torch --ignore=shardcore/jax
+=======
+	--ignore=shardcore/tf --ignore=shardcore/torch
+>>>>>>> fcc4d6e (Open a door for TensorFlow: layers of Keras over an engine, TPUEmbedding's configurations, tf.train's checkpoints)
 # Each process takes neighbours, which share what is made once, and then of what others have left.
 IN_PARALLEL := -n auto --dist worksteal
 
@@ -90,10 +94,11 @@ test-peers: .venv-peers/ready  ## against torch, FBGEMM, TensorFlow, SparseCore,
 		tests/shardcore_optimizers/test_optimizers_against_peers.py \
 		tests/shardcore_optimizers/test_optimizers_against_sparsecore.py tests/shardcore_bench \
 		tests/features/test_frames.py tests/ids/test_hashing_against_tensorflow.py \
-		tests/examples/test_criteo.py tests/torch tests/jax \
+		tests/examples/test_criteo.py tests/torch tests/jax tests/tf \
 		"tests/test_docs.py::test_code_of_a_page_runs_and_prints_what_is_shown[docs/torch.md]" \
-		"tests/test_docs.py::test_code_of_a_page_runs_and_prints_what_is_shown[docs/jax.md]"
-	JAX_PLATFORMS=cpu .venv-peers/bin/python -P -m pytest -q --doctest-modules shardcore/torch shardcore/jax
+		"tests/test_docs.py::test_code_of_a_page_runs_and_prints_what_is_shown[docs/jax.md]" \
+		"tests/test_docs.py::test_code_of_a_page_runs_and_prints_what_is_shown[docs/tensorflow.md]"
+	JAX_PLATFORMS=cpu .venv-peers/bin/python -P -m pytest -q --doctest-modules shardcore/torch shardcore/jax shardcore/tf
 
 # Seconds of interrupts per mode, backend and pair; every bytecode, 250 forks per mode and backend.
 SECONDS ?= 60

@@ -25,7 +25,7 @@ PACKAGES = {
     "docs/writing-an-optimizer.md": SITE / "acme_optimizer",
     "docs/an-optimizer-in-c.md": SITE / "acme_lion",
 }
-NEEDED = {"docs/torch.md": "torch", "docs/jax.md": "optax"}
+NEEDED = {"docs/jax.md": "optax", "docs/tensorflow.md": "tensorflow", "docs/torch.md": "torch"}
 """What the code of a page needs beside what all tests need; where it is missing, it is skipped."""
 
 pytestmark = pytest.mark.skipif(

@@ -50,7 +50,7 @@ def read_tensorflow(leaf: Any, argument: str) -> Ragged | Sparse:
     """
     name = type(leaf).__name__
     if name in _SPARSE:
-        parts = (leaf.indices, leaf.values, leaf.dense_shape)
+        parts: tuple[Any, ...] = (leaf.indices, leaf.values, leaf.dense_shape)
     elif len(leaf.shape) != 2:
         raise ShardcoreValueError(
             f"{argument} must be a RaggedTensor of rank 2, whose rows are the bags, got shape "

@@ -52,7 +52,8 @@ def as_initializer(
     Raises
     ------
     ShardcoreTypeError
-        If `value` is a class, draws all rows at once, or is an array that does not cast to `dtype` within the same kind.
+        If `value` is a class, draws all rows at once, or is an array that does not cast to `dtype`
+        within the same kind.
     ShardcoreValueError
         If `value` is an array of another shape, or `shape` has no axis.
 

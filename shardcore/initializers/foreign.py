@@ -1,7 +1,7 @@
 """Initializers of Keras, TensorFlow and JAX as ours, which know the rows they are asked for.
 
-Theirs draw all rows of a shape in one go, so a part of a table has no values of its own. Those whose
-distribution is one of ours become it: the numbers are others, by the table's seed and not by
+Theirs draw all rows of a shape in one go, so a part of a table has no values of its own. Those
+whose distribution is one of ours become it: the numbers are others, by the table's seed and not by
 theirs, and the same for every number of shards. All others are refused.
 
 None of the frameworks is imported: they are recognised by the module of their class, and functions

@@ -33,11 +33,21 @@ _FLOAT32_MAX: Final = float(np.finfo(np.float32).max)
 
 
 def is_number(value: object) -> bool:
-    """Return whether `value` is a real number; schedules of array libraries return 0-d arrays."""
+    """Return whether `value` is a real number; schedules of array libraries return 0-d arrays.
+
+    TensorFlow's dtypes have a NumPy one, and Keras' are names; a variable of theirs has no `ndim`.
+    """
     if isinstance(value, bool | np.bool_):
         return False
-    kind = getattr(getattr(value, "dtype", None), "kind", None)
-    return isinstance(value, Real) or (getattr(value, "ndim", None) == 0 and kind in (*"fiu",))
+    if isinstance(value, Real):
+        return True
+    dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
+    if dtype is None or shape is None or tuple(shape) != ():
+        return False
+    try:
+        return np.dtype(getattr(dtype, "as_numpy_dtype", dtype)).kind in (*"fiu",)
+    except TypeError:  # a dtype that NumPy does not know
+        return False
 
 
 def _check_number(

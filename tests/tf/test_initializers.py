@@ -12,8 +12,8 @@ tf = pytest.importorskip("tensorflow", reason="tensorflow is not installed")
 jax = pytest.importorskip("jax", reason="jax is not installed")
 
 import shardcore as sc  # noqa: E402
-from shardcore.errors import ShardcoreTypeError  # noqa: E402
 from shardcore import initializers as own  # noqa: E402
+from shardcore.errors import ShardcoreTypeError  # noqa: E402
 
 K, J, T = keras.initializers, jax.nn.initializers, tf.compat.v1.initializers
 SHAPE = (3000, 40)
