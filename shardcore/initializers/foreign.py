@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from shardcore.errors import ShardcoreTypeError
-from shardcore.initializers.constants import Constant, RowId, Zeros
+from shardcore.initializers.constants import Constant, FromArray, RowId, Zeros
 from shardcore.initializers.distributions import Normal, TruncatedNormal, Uniform
 
 __all__ = ["own_initializer"]
@@ -100,7 +100,9 @@ def _of_keras(value: Any, name: str, shape: tuple[int, ...]) -> Any:
     if name == "Ones":
         return Constant(1.0)
     if name == "Constant":
-        return Constant(value.value) if np.ndim(value.value) == 0 else None
+        if np.ndim(value.value) == 0:
+            return Constant(value.value)
+        return FromArray(np.asarray(value.value)) if np.shape(value.value) == shape else None
     if name == "RowIdInitializer":
         return RowId(value.offset)
     if name == "RandomNormal":

@@ -28,7 +28,7 @@ class EmbeddingBags(keras.layers.Layer):
     engine : ShardedEmbedding
         It is built here. Its optimizers update the tables; the model's never sees them.
     weight_gradients : bool
-        Whether gradients of `weights` may be asked for. They come with the update.
+        Whether `weights` get gradients too, with the update.
     **options
         Of ``keras.layers.Layer``: ``name``, ``trainable``, ``dtype``.
 
@@ -41,10 +41,10 @@ class EmbeddingBags(keras.layers.Layer):
 
     Notes
     -----
-    The layer has one weight, ``token``, a zero: TensorFlow asks for gradients only where something
-    trainable leads to, and ids are integers. Its gradient is zero. Whenever a tape asks for it, or
-    for that of `weights`, the tables make one step. A layer with ``trainable=False``, and a call
-    with ``training=False``, look up only.
+    The layer has one weight, ``token``, a zero: a tape records only what something trainable leads
+    to, and ids are integers. Its gradient is zero. Whenever a tape goes back over a call of the
+    layer, whatever it is asked for, the tables make one step. A layer with ``trainable=False``, and
+    a call with ``training=False``, look up only.
 
     Examples
     --------
@@ -117,7 +117,7 @@ class EmbeddingBags(keras.layers.Layer):
 
     def load_own_variables(self, store: Any) -> None:
         """Take the tables, their slots and the step from a file of weights; all, or nothing."""
-        load_state(self._engine, store, self.path)
+        load_state(self._engine, store, self.name)
 
     def get_config(self) -> dict[str, Any]:
         """Refuse: an engine is made by code."""

@@ -117,7 +117,8 @@ def _view(engine: ShardedEmbedding, place: str) -> ShardedVariable:
 
 def _parts(place: str, name: Any, shapes: Mapping[str, Sequence[int]]) -> list[_Part]:
     wanted = [name] if isinstance(name, str) else name
-    if not isinstance(wanted, list | tuple) or not all(isinstance(one, str) for one in wanted):
+    named = isinstance(wanted, list | tuple) and all(isinstance(one, str) for one in wanted)
+    if not named or not wanted:
         raise ShardcoreTypeError(f"names[{place!r}] must be a name or a list, got {shown(name)}")
     keys = [key for one in wanted for key in _keys(place, one, shapes)]
     parts, start = [], 0

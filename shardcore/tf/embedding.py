@@ -149,4 +149,4 @@ class Embedding(EmbeddingBags):
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
         """Return where ids are not 0, with ``mask_zero``."""
-        return tf.not_equal(inputs, 0) if self.mask_zero else None
+        return keras.ops.not_equal(inputs, 0) if self.mask_zero else None

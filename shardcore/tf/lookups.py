@@ -59,8 +59,7 @@ class Lookups:
         features, weights : the structure of the configuration
             Leaves are tensors, ragged or sparse ones too; weights may be None.
         token : tf.Tensor or None
-            A float that the update hangs on: it comes when gradients of what this was made from are
-            asked for, and its own is zero. None: no update follows.
+            A float that tapes record the lookup by; its gradient is zero. None: no update follows.
         dtype : tf.DType
             Of the activations.
         weight_gradients : bool

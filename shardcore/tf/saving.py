@@ -52,7 +52,7 @@ def load_state(engine: ShardedEmbedding, store: Any, layer: str) -> None:
     engine : ShardedEmbedding
     store : mapping of str to array
     layer : str
-        Its path in the model, for messages.
+        Its name, for messages.
 
     Raises
     ------

@@ -29,6 +29,7 @@ def table(initializer, shape=SHAPE):
         (K.Zeros(), own.Zeros()),
         (K.Ones(), own.Constant(1.0)),
         (K.Constant(0.5), own.Constant(0.5)),
+        (K.Constant(np.ones(SHAPE)), own.FromArray(np.ones(SHAPE))),
         (K.RandomNormal(1.0, 0.1), own.Normal(1.0, 0.1)),
         (K.RandomUniform(-1, 2), own.Uniform(-1, 2)),
         (K.TruncatedNormal(1.0, 0.2), own.TruncatedNormal(1.0, 0.2)),
