@@ -143,9 +143,7 @@ class Embedding(EmbeddingBags):
             )
         ids = tf.convert_to_tensor(inputs)
         rows = super().call(tf.reshape(ids, [-1]), None, training)
-        found = tf.reshape(rows, tf.concat([tf.shape(ids), [self.output_dim]], axis=0))
-        found.set_shape([*ids.shape, self.output_dim])
-        return found
+        return tf.reshape(rows, tf.concat([tf.shape(ids), [self.output_dim]], axis=0))
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
         """Return where ids are not 0, with ``mask_zero``."""

@@ -67,7 +67,10 @@ def _integers(array: NDArray[Any], path: str) -> NDArray[Any]:
         ids = array.astype(np.int64)
     differ = ids != array
     if differ.any():
-        raise ShardcoreValueError(f"{path}: ids must be integers, got {array[differ][0]}")
+        at = int(np.argmax(differ))
+        raise ShardcoreValueError(
+            f"{path}: ids must be integers, got {array.flat[at]} at position {at}"
+        )
     return ids
 
 

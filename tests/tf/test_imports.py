@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -9,8 +10,6 @@ import pytest
 
 
 def run(code, **environment):
-    import os
-
     return subprocess.run(
         [sys.executable, "-P", "-c", code],
         capture_output=True,
