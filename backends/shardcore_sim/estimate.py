@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardcore.dtypes import working_dtype
+from shardcore.errors import ShardcoreValueError
 from shardcore.planning import Model, ModelTable
 from shardcore.sharding import Layout
 from shardcore.validation import as_count
@@ -401,7 +402,10 @@ def simulate(
         ids = model.ids.draw(rng, model.batch * described.hot, described.spec.num_rows)
         table = _Table(described, ids)
         for at, step in enumerate(steps):
-            layout = home_layout(described.spec, step.hosts, held[at].tolist())
+            try:
+                layout = home_layout(described.spec, step.hosts, held[at].tolist())
+            except ShardcoreValueError as error:
+                raise ShardcoreValueError(f"table {described.spec.name!r}: {error}") from error
             held[at] += np.array(host_bytes(described.spec, layout))
             step.add(table, layout)
     return [step.estimate(own) for step, own in zip(steps, held, strict=True)]

@@ -95,7 +95,7 @@ from shardcore.backend.capabilities import Capabilities
 from shardcore.backend.from_rows import dots_from_rows, gradients_on_host, lookup_from_rows, staged
 from shardcore.backend.messages import NotFinite, TableBatch, TableSpec, TableUpdate
 from shardcore.backend.process_group import ProcessGroup
-from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
+from shardcore.errors import ShardcoreTypeError, ShardcoreValueError, shown
 from shardcore.sharding.layout import Layout
 from shardcore.store.work import uninterrupted
 
@@ -165,9 +165,16 @@ class Backend(ABC):
         Raises
         ------
         ShardcoreTypeError, ShardcoreValueError
-            If `capabilities` rule it out.
+            If `capabilities` rule it out, or its layout has row counts for other hosts than
+            there are. One host takes any.
         """
         self.capabilities.check_table(spec, self.name)
+        hosts, layout = self.num_hosts, spec.layout
+        if hosts > 1 and not isinstance(layout, str) and len(layout) != hosts:
+            raise ShardcoreValueError(
+                f"table {spec.name!r} must have one row count in layout for each of {hosts} hosts "
+                f"on backend {self.name!r}, got {len(layout)}: {shown(layout)}"
+            )
 
     def create_table(self, spec: TableSpec) -> None:
         """Create a table, or raise and change nothing.

@@ -14,7 +14,7 @@ __all__ = ["EXCHANGES", "LAYOUTS", "PLACEMENTS", "Capabilities"]
 
 PLACEMENTS: Final = ("row", "table", "column", "replicated")
 EXCHANGES: Final = ("exact", "partial")
-LAYOUTS: Final = ("div", "mod")
+LAYOUTS: Final = ("div", "mod", "ranges")
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,8 @@ class Capabilities:
     dtypes : tuple of str
         Of tables; float32 among them.
     placements, exchanges, layouts : tuple of str
-        As in `TableConfig`. A backend of one host has all of them: they are the same there.
+        As in `TableConfig`, the layout "ranges" being a sequence of row counts. A backend of one
+        host has all of them: they are the same there.
     quantization : bool
         Whether lookups round rows, as ``TableSpec.as_looked_up`` does.
     device_arrays : bool
@@ -42,7 +43,7 @@ class Capabilities:
     --------
     >>> Capabilities(dtypes=("float32",), placements=("row", "replicated"), quantization=False)
     Capabilities(dtypes=('float32',), placements=('row', 'replicated'), exchanges=('exact', \
-'partial'), layouts=('div', 'mod'), quantization=False, device_arrays=False, \
+'partial'), layouts=('div', 'mod', 'ranges'), quantization=False, device_arrays=False, \
 slot_dtypes=None)
     """
 
@@ -82,12 +83,13 @@ slot_dtypes=None)
                 raise ShardcoreTypeError(
                     f"{what} must have dtype {_one_of(known, str)} {where}, got {dtype.name}"
                 )
-        for field, value, allowed in (
-            ("placement", spec.placement, self.placements),
-            ("exchange", spec.exchange, self.exchanges),
-            ("layout", spec.layout, self.layouts),
+        layout = spec.layout if isinstance(spec.layout, str) else "ranges"
+        for field, value, kind, allowed in (
+            ("placement", spec.placement, spec.placement, self.placements),
+            ("exchange", spec.exchange, spec.exchange, self.exchanges),
+            ("layout", spec.layout, layout, self.layouts),
         ):
-            if value not in allowed:
+            if kind not in allowed:
                 raise ShardcoreValueError(
                     f"{table} must have {field} {_one_of(allowed, repr)} {where}, got {value!r}"
                 )
@@ -102,8 +104,8 @@ slot_dtypes=None)
         Examples
         --------
         >>> Capabilities(dtypes=("float32",), exchanges=("exact",)).described()
-        'float32; placement row, table, column, replicated; exchange exact; layout div, mod; \
-quantization'
+        'float32; placement row, table, column, replicated; exchange exact; layout div, mod, \
+ranges; quantization'
         """
         parts = [
             ", ".join(self.dtypes),

@@ -7,7 +7,7 @@ sees them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -40,7 +40,8 @@ class TableSpec:
         For the initializer; differs from table to table.
     optimizer : Optimizer or None
         None: a table that is only looked up and has no slots.
-    layout, placement, exchange : str
+    layout : str or tuple of int
+    placement, exchange : str
         As in `TableConfig`.
     quantization : QuantizationConfig or None
         How a lookup rounds rows before it combines them: see `as_looked_up`.
@@ -53,7 +54,7 @@ class TableSpec:
     initializer: Callable[..., Any]
     seed: int
     optimizer: Optimizer | None = None
-    layout: Literal["div", "mod"] = "div"
+    layout: Literal["div", "mod"] | Sequence[int] = "div"
     placement: Literal["row", "table", "column", "replicated"] = "row"
     exchange: Literal["exact", "partial"] = "exact"
     quantization: QuantizationConfig | None = None

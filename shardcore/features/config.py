@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from shardcore.backend.capabilities import EXCHANGES, LAYOUTS, PLACEMENTS
+from shardcore.backend.capabilities import EXCHANGES, PLACEMENTS
 from shardcore.backend.quantization import QuantizationConfig
 from shardcore.dtypes import table_dtype, working_dtype
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError, shown
@@ -25,6 +25,7 @@ __all__ = ["FeatureConfig", "InvalidIds", "TableConfig", "table_names"]
 
 InvalidIds: TypeAlias = Literal["raise", "drop", "zero", "clip"] | int
 
+_LAYOUTS: Final = ("div", "mod")
 _COMBINERS: Final = ("mean", "sum", "sqrtn")
 _INVALID_IDS: Final = ("raise", "drop", "zero", "clip")
 _NULLS: Final = ("raise", "drop")
@@ -56,8 +57,10 @@ class TableConfig:
         float32, float64, float16 or bfloat16. Kept as ``np.dtype``.
     quantization_config : QuantizationConfig, optional
         None: rows are used as they are stored.
-    layout : {"div", "mod"}
-        Which shard has which row: contiguous ranges, or row modulo shards.
+    layout : {"div", "mod"} or sequence of int >= 0
+        Which shard has which row: contiguous ranges as even as can be, row modulo shards, or
+        contiguous ranges of these row counts, one per host of the backend, that sum to
+        `vocabulary_size`. A backend of one host takes any.
     placement : {"row", "table", "column", "replicated"}
         The parts that are spread over hosts: rows, none (the table is on one host), columns, or
         none (every host has it).
@@ -83,7 +86,7 @@ class TableConfig:
     name: str | None = None
     dtype: DTypeLike = "float32"
     quantization_config: QuantizationConfig | None = None
-    layout: Literal["div", "mod"] = "div"
+    layout: Literal["div", "mod"] | Sequence[int] = "div"
     placement: Literal["row", "table", "column", "replicated"] = "row"
     exchange: Literal["exact", "partial"] = "exact"
 
@@ -95,7 +98,6 @@ class TableConfig:
         dtype = table_dtype(self.dtype)
         for argument, allowed in (
             ("combiner", _COMBINERS),
-            ("layout", LAYOUTS),
             ("placement", PLACEMENTS),
             ("exchange", EXCHANGES),
         ):
@@ -110,6 +112,7 @@ class TableConfig:
             )
         _check_quantization(self.quantization_config, dtype)
         object.__setattr__(self, "initializer", _as_initializer(self.initializer, (rows, dim)))
+        object.__setattr__(self, "layout", _as_layout(self.layout, rows))
         object.__setattr__(self, "vocabulary_size", rows)
         object.__setattr__(self, "dim", dim)
         object.__setattr__(self, "dtype", dtype)
@@ -190,6 +193,26 @@ def _check_choice(value: object, argument: str, allowed: tuple[str, ...]) -> Non
         raise ShardcoreTypeError(rule)
     if value not in allowed:
         raise ShardcoreValueError(rule)
+
+
+def _as_layout(layout: object, rows: int) -> str | tuple[int, ...]:
+    rule = (
+        f"layout must be one of {', '.join(map(repr, _LAYOUTS))} or a sequence of row counts, "
+        f"got {shown(layout)}"
+    )
+    if isinstance(layout, str):
+        if layout not in _LAYOUTS:
+            raise ShardcoreValueError(rule)
+        return layout
+    if isinstance(layout, bytes) or not isinstance(layout, Sequence | np.ndarray):
+        raise ShardcoreTypeError(rule)
+    sizes = tuple(as_count(size, f"layout[{at}]", 0) for at, size in enumerate(layout))
+    if sum(sizes) != rows:
+        raise ShardcoreValueError(
+            f"layout must have row counts that sum to vocabulary_size = {rows}, "
+            f"got {shown(sizes)}, which sum to {sum(sizes)}"
+        )
+    return sizes
 
 
 def _check_name(name: object) -> None:

@@ -8,7 +8,7 @@ rows. The face of ``_core/partition.pyx`` and ``_core/slices.pyx``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, TypeGuard
 
@@ -125,19 +125,22 @@ class Layout:
         return cls._make("mod", *_even_sizes(rows, shards))
 
     @classmethod
-    def of(cls, strategy: str, rows: int, shards: int) -> Layout:
-        """Return the layout of a strategy, "div" or "mod".
+    def of(cls, strategy: str | Sequence[int], rows: int, shards: int) -> Layout:
+        """Return the layout of a strategy, "div" or "mod", or of row counts.
+
+        One shard has all rows, however they would be cut over several.
 
         Parameters
         ----------
-        strategy : {"div", "mod"}
+        strategy : {"div", "mod"} or sequence of int
+            Row counts: of consecutive ranges, one per shard, that sum to `rows`.
         rows : int, >= 0
         shards : int, >= 1
 
         Raises
         ------
         ShardcoreValueError
-            If it is another strategy.
+            If it is another strategy, or row counts of other rows or shards.
         ShardcoreTypeError, ShardcoreValueError
             If a number is not an integer or too small.
 
@@ -145,7 +148,19 @@ class Layout:
         --------
         >>> Layout.of("mod", 5, 2).shard_sizes
         array([3, 2])
+        >>> Layout.of((1, 4), 5, 2).shard_sizes, Layout.of((1, 4), 5, 1).shard_sizes
+        (array([1, 4]), array([5]))
         """
+        if not isinstance(strategy, str):
+            even, ranges = cls.div(rows, shards), cls.from_sizes(strategy)
+            if even.num_shards == 1 and ranges.num_rows == rows:
+                return even
+            if (ranges.num_rows, ranges.num_shards) != (rows, shards):
+                raise ShardcoreValueError(
+                    f"row counts must be one for each of {shards} shards and sum to {rows}, got "
+                    f"{ranges.num_shards} that sum to {ranges.num_rows}"
+                )
+            return ranges
         if strategy not in ("div", "mod"):
             raise ShardcoreValueError(f"strategy must be 'div' or 'mod', got {strategy!r}")
         return cls.mod(rows, shards) if strategy == "mod" else cls.div(rows, shards)

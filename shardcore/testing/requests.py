@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from itertools import pairwise
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,19 @@ from shardcore.optimizer.hyperparameters import LearningRate
 from shardcore.optimizer.slots import SlotSpec
 from shardcore.store.segment_reduce import divisors
 
-__all__ = ["Probe", "Refusing", "gradient_of", "joined", "make_bags", "make_spec", "read_only"]
+__all__ = [
+    "LayoutKind",
+    "Probe",
+    "Refusing",
+    "gradient_of",
+    "joined",
+    "layout_over",
+    "make_bags",
+    "make_spec",
+    "read_only",
+]
+
+LayoutKind: TypeAlias = Literal["div", "mod", "ranges"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -100,6 +113,22 @@ def make_spec(
     """Return a table's spec, uniform in [-1, 1) unless another `initializer` is given."""
     fields = {"initializer": Uniform(-1.0, 1.0), "seed": 7, **fields}
     return TableSpec(name, num_rows, dim, as_dtype(dtype), optimizer=optimizer, **fields)
+
+
+def layout_over(
+    hosts: int, layout: LayoutKind, num_rows: int
+) -> Literal["div", "mod"] | Sequence[int]:
+    """Return a spec's layout; for "ranges" row counts that grow from host to host, often from 0.
+
+    Examples
+    --------
+    >>> layout_over(4, "ranges", 23), layout_over(4, "mod", 23)
+    ((1, 4, 7, 11), 'mod')
+    """
+    if layout != "ranges":
+        return layout
+    borders = [num_rows * host * host // (hosts * hosts) for host in range(hosts + 1)]
+    return tuple(stop - start for start, stop in pairwise(borders))
 
 
 def make_bags(

@@ -24,7 +24,7 @@ from shardcore.backend.messages import FeatureBags, TableSpec
 from shardcore.dtypes import working_dtype
 from shardcore.initializers.constants import RowId
 from shardcore.initializers.distributions import Uniform
-from shardcore.testing.requests import Probe, bags_of, make_spec, read_only
+from shardcore.testing.requests import LayoutKind, Probe, bags_of, layout_over, make_spec, read_only
 from shardcore.testing.twins import Looked, RawRows, Twins
 
 __all__ = ["BackendMachine", "run_machine"]
@@ -84,16 +84,19 @@ class BackendMachine(RuleBasedStateMachine):
         optimizer = data.draw(
             st.sampled_from([Probe(), None, optimizers.SGD(0.5), optimizers.Adagrad(0.5)])
         )
+        num_rows = data.draw(st.integers(1, 9), "num_rows")
+        backend = self.twins.backend
+        layout: LayoutKind = data.draw(st.sampled_from(sorted(backend.capabilities.layouts)))
         self.twins.create(
             make_spec(
                 name,
-                data.draw(st.integers(1, 9), "num_rows"),
+                num_rows,
                 data.draw(st.sampled_from([1, 2, 17]), "dim"),
                 data.draw(st.sampled_from(self.dtypes), "dtype"),
                 optimizer,
                 initializer=data.draw(st.sampled_from([Uniform(-1.0, 1.0), RowId()])),
                 seed=data.draw(st.integers(0, 2**64 - 1), "seed"),
-                layout=data.draw(st.sampled_from(["div", "mod"])),
+                layout=layout_over(backend.num_hosts, layout, num_rows),
             )
         )
 

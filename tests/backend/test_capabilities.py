@@ -1,5 +1,6 @@
 """What a backend declares: refused in one wording, shown by ``shardcore info``."""
 
+import dataclasses
 import re
 
 import numpy as np
@@ -31,6 +32,7 @@ def spec(dtype="float32", **fields):
         ({"placement": "table"}, "placement 'row' or 'replicated' {}, got 'table'"),
         ({"exchange": "partial"}, "exchange 'exact' {}, got 'partial'"),
         ({"layout": "mod"}, "layout 'div' {}, got 'mod'"),
+        ({"layout": (3, 1)}, "layout 'div' {}, got (3, 1)"),
         (
             {"quantization": QuantizationConfig(3, -1.0, 1.0)},
             "quantization None {}, got QuantizationConfig(num_buckets=3, lower=-1.0, upper=1.0)",
@@ -43,6 +45,24 @@ def test_what_a_backend_has_not_is_refused_in_one_wording(fields, words):
         SMALL.check_table(spec(**fields), "acme")
     SMALL.check_table(spec(), "acme")
     Capabilities().check_table(spec(**fields), "acme")
+
+
+def test_row_counts_are_for_each_host_of_several():
+    backend = sc.get_backend("sim", hosts=3)
+    table = sc.TableConfig(8, 2, name="t", layout=[3, 0, 4, 1])
+    message = (
+        "table 't' must have one row count in layout for each of 3 hosts on backend 'sim', "
+        "got 4: (3, 0, 4, 1)"
+    )
+    with pytest.raises(ShardcoreValueError, match=f"^{re.escape(message)}$"):
+        sc.ShardedEmbedding(sc.FeatureConfig(table), backend=backend)
+    with pytest.raises(ShardcoreValueError, match=f"^{re.escape(message)}$"):
+        backend.create_table(dataclasses.replace(spec(), layout=(3, 0, 4, 1), num_rows=8))
+    assert backend.specs == {}
+    for one in (sc.get_backend("cpu"), sc.get_backend("sim", hosts=1)):
+        e = sc.ShardedEmbedding(sc.FeatureConfig(table), backend=one)
+        e.build()
+        assert one.layout("t") == sc.Layout.div(8, 1)
 
 
 def test_dtypes_are_checked_of_tables_and_slots():
@@ -78,7 +98,7 @@ def test_what_a_plugin_shows_is_what_its_backend_has(name):
 def test_info_shows_them():
     assert (
         "    float32, float64, float16, bfloat16; placement row, table, column, replicated; "
-        "exchange exact, partial; layout div, mod; quantization"
+        "exchange exact, partial; layout div, mod, ranges; quantization"
     ) in info.describe()
 
 

@@ -17,13 +17,22 @@ HOT = 3  # a row that one batch names more than 4,096 times
 RATES = {"items": 0.1, "users": 0.05, "tags": 0.2}
 
 
+def layout_of(layout, rows):
+    """A layout, or for a number of hosts row counts, all uneven and some 0."""
+    if isinstance(layout, str):
+        return layout
+    borders = np.sort(np.random.default_rng(rows).choice(rows // 2, layout - 1, replace=True))
+    return np.diff([0, *borders, rows])
+
+
 def make_engine(backend, options=None, layout="div", dtype="float32"):
-    items = TableConfig(1000, 20, name="items", layout=layout, dtype=dtype)
-    users = TableConfig(37, 8, combiner="sqrtn", name="users", layout=layout, dtype=dtype,
+    items = TableConfig(1000, 20, name="items", layout=layout_of(layout, 1000), dtype=dtype)
+    users = TableConfig(37, 8, combiner="sqrtn", name="users", layout=layout_of(layout, 37),
+                        dtype=dtype,
                         optimizer=sc.optimizers.SGD(learning_rate=RATES["users"]))  # fmt: skip
     tags_optimizer = sc.optimizers.Adagrad(learning_rate=lambda: RATES["tags"])
-    tags = TableConfig(5, 67, combiner="sum", name="tags", layout=layout, dtype=dtype,
-                       optimizer=tags_optimizer)  # fmt: skip
+    tags = TableConfig(5, 67, combiner="sum", name="tags", layout=layout_of(layout, 5),
+                       dtype=dtype, optimizer=tags_optimizer)  # fmt: skip
     features = {
         "clicks": FeatureConfig(items),
         "views": [FeatureConfig(items, invalid_ids="drop"), FeatureConfig(users)],
@@ -136,6 +145,9 @@ def test_the_run_has_what_it_is_meant_to_have():
         counts.append(int((ids == HOT).sum()))
         assert (features["views"][0][0] >= 1000).any() or len(ids) < 1000
     assert counts[0] > 4096
+    sizes = {rows: layout_of(7, rows).tolist() for rows in (1000, 37, 5)}
+    assert sizes[1000] != sc.Layout.div(1000, 7).shard_sizes.tolist()
+    assert 0 in sizes[5]
     assert 0 in BATCHES
     assert min(size for size in BATCHES if size) < 3  # fewer samples than hosts
     assert len(expected("float32")) == 8 * len(BATCHES) + 5
@@ -143,10 +155,11 @@ def test_the_run_has_what_it_is_meant_to_have():
 
 
 @pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("layout", ["div", "mod"])
+@pytest.mark.parametrize("layout", ["div", "mod", "ranges"])
 @pytest.mark.parametrize("hosts", [None, 1, 2, 3, 7])
 def test_hosts_layouts_and_threads(hosts, layout, count, threads):
     threads(count)
+    layout = hosts or 3 if layout == "ranges" else layout
     if hosts is None:
         assert_same(run(make_engine("cpu", layout=layout)))
     else:
@@ -164,7 +177,7 @@ def test_dtypes(dtype, where, threads):
         assert_same(run(make_engine(where, options, "mod", dtype)), dtype)
 
 
-@pytest.mark.parametrize("layout", ["div", "mod"])
+@pytest.mark.parametrize("layout", ["div", "mod", 3])
 def test_a_backend_of_four_methods(layout, threads):
     threads(1)
     assert_same(run(make_engine(Dictionary(), layout=layout)))

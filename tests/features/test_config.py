@@ -76,6 +76,17 @@ def test_table_keeps_what_it_is_given():
     assert TableConfig(1, 1, dtype="bfloat16").dtype == ml_dtypes.bfloat16
 
 
+@pytest.mark.parametrize("given", [[3, 0, 7], (3, 0, 7), np.array([3, 0, 7], np.uint8), range(5)])
+def test_row_counts_are_kept_as_a_tuple(given):
+    t = TableConfig(10, 4, name="user", layout=given)
+    assert t.layout == tuple(int(size) for size in given)
+    assert all(type(size) is int for size in t.layout)
+    copied = pickle.loads(pickle.dumps(t))
+    assert copied.layout == t.layout
+    assert repr(copied) == repr(t) == f"TableConfig(10, 4, name='user', layout={t.layout})"
+    assert {t: 1}[t] == 1
+
+
 def test_table_takes_an_array_of_its_shape_without_copying_it():
     array = np.zeros((10, 4), np.float32)
     t = TableConfig(10, 4, initializer=array)
@@ -162,7 +173,22 @@ def test_table_repr():
         ({"quantization_config": 8}, ShardcoreTypeError,
          "quantization_config must be a QuantizationConfig or None, got 8"),
         ({"layout": "contiguous"}, ShardcoreValueError,
-         "layout must be one of 'div', 'mod', got 'contiguous'"),
+         "layout must be one of 'div', 'mod' or a sequence of row counts, got 'contiguous'"),
+        ({"layout": 10}, ShardcoreTypeError,
+         "layout must be one of 'div', 'mod' or a sequence of row counts, got 10"),
+        ({"layout": b"\x0a"}, ShardcoreTypeError,
+         "layout must be one of 'div', 'mod' or a sequence of row counts, got b'\\n'"),
+        ({"layout": [3, -1, 8]}, ShardcoreValueError,
+         "layout[1] must be an integer >= 0, got -1"),
+        ({"layout": [3, 7.0]}, ShardcoreTypeError, "layout[1] must be an integer >= 0, got 7.0"),
+        ({"layout": [3, 0, 5]}, ShardcoreValueError,
+         "layout must have row counts that sum to vocabulary_size = 10, got (3, 0, 5), "
+         "which sum to 8"),
+        ({"layout": [3, 8]}, ShardcoreValueError,
+         "layout must have row counts that sum to vocabulary_size = 10, got (3, 8), "
+         "which sum to 11"),
+        ({"layout": []}, ShardcoreValueError,
+         "layout must have row counts that sum to vocabulary_size = 10, got (), which sum to 0"),
         ({"placement": "host"}, ShardcoreValueError,
          "placement must be one of 'row', 'table', 'column', 'replicated', got 'host'"),
         ({"exchange": True}, ShardcoreTypeError,

@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import re
 import tracemalloc
 
 import jax
@@ -112,6 +113,39 @@ def test_every_kind_of_feature(platform, devices, exchange):
             for slot in on_cpu.slots[name]:
                 assert_near(on_devices.slots[name][slot][:], on_cpu.slots[name][slot][:])
         assert on_devices.metrics()["invalid_ids"] == on_cpu.metrics()["invalid_ids"] > 0
+
+
+@pytest.mark.parametrize("exchange", ["gather", "all_to_all"])
+def test_row_counts_for_each_device(platform, exchange):
+    options = {"platform": platform, "devices": 4, "exchange": exchange}
+    counts = {"even": "div", "uneven": (0, 50, 1, 46)}
+    engines = {
+        name: sc.ShardedEmbedding(
+            sc.FeatureConfig(sc.TableConfig(97, 5, name="t", layout=layout)),
+            sc.optimizers.Adagrad(0.1), "pjrt", options, seed=3,
+        )
+        for name, layout in counts.items()
+    }  # fmt: skip
+    rng = np.random.default_rng(1)
+    for size in (8, 0, 11):
+        ids, gradient = rng.integers(0, 97, (size, 3)), rng.normal(size=(size, 5))
+        seen = []
+        for e in engines.values():
+            e.enqueue(ids, rng.random((size, 3)) if size == 0 else None)
+            seen.append(np.asarray(e.dequeue()))
+            e.apply_gradients(gradient)
+        np.testing.assert_array_equal(*seen)
+    stored = [e.tables["t"][:] for e in engines.values()]
+    np.testing.assert_array_equal(*stored)
+    sizes = [len(shard) for shard in engines["uneven"].tables["t"].shards]
+    assert sizes == [0, 50, 1, 46]
+    table = sc.TableConfig(97, 5, name="t", layout=(50, 47))
+    message = (
+        "table 't' must have one row count in layout for each of 4 hosts on backend 'pjrt', "
+        "got 2: (50, 47)"
+    )
+    with pytest.raises(sc.ShardcoreError, match=f"^{re.escape(message)}$"):
+        sc.ShardedEmbedding(sc.FeatureConfig(table), None, "pjrt", options)
 
 
 @pytest.mark.parametrize("pipeline", [False, True], ids=["inline", "pipeline"])

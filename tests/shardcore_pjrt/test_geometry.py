@@ -92,6 +92,9 @@ def test_everything_fits(num_rows, dim, devices, placement, lanes, layout_name):
 def test_layouts():
     assert Geometry(10, 4, 4, "row").layout == Layout.div(10, 4)
     assert Geometry(10, 4, 4, "row", layout_name="mod").layout == Layout.mod(10, 4)
+    uneven = Geometry(10, 4, 4, "row", layout_name=(1, 0, 7, 2))
+    assert uneven.layout == Layout.from_sizes([1, 0, 7, 2])
+    assert (uneven.local_rows, uneven.table_shape) == (7, (28, 4))
     for placement in ("column", "replicated"):
         assert Geometry(10, 4, 4, placement, layout_name="mod").layout == Layout.div(10, 1)
 

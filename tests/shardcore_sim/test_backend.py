@@ -154,10 +154,12 @@ def test_hosts_share_no_memory(monkeypatch, placement, exchange):
     assert not np.shares_memory(stores[0].rows, stores[1].rows)
 
 
-@pytest.mark.parametrize("layout", ["div", "mod"])
+@pytest.mark.parametrize("layout", ["div", "mod", "ranges"])
 @pytest.mark.parametrize("hosts", [1, 2, 3, 7, 9])
 def test_every_host_holds_its_rows_and_no_other(layout, hosts):
     backend = SimBackend(hosts=hosts)
+    if layout == "ranges":  # the first host has one row, the last but one none
+        layout = [7] if hosts == 1 else [1, *[0] * (hosts - 2), 6]
     table = TableConfig(7, 2, initializer=ROWS, layout=layout, name="t")
     e = sc.ShardedEmbedding(FeatureConfig(table), sc.optimizers.Adagrad(), backend)
     e.build()
@@ -173,6 +175,9 @@ def test_every_host_holds_its_rows_and_no_other(layout, hosts):
         np.testing.assert_array_equal(shard, store.rows)
         if layout == "mod":
             assert rows.tolist() == [r for r in range(7) if r % hosts == host]
+        elif isinstance(layout, list):
+            assert len(rows) == layout[host]
+            assert rows.tolist() == list(range(len(held), len(held) + len(rows)))
         else:  # the first 7 % hosts hold one more
             assert len(rows) == 7 // hosts + (host < 7 % hosts)
             assert rows.tolist() == list(range(len(held), len(held) + len(rows)))
@@ -181,7 +186,7 @@ def test_every_host_holds_its_rows_and_no_other(layout, hosts):
     np.testing.assert_array_equal(np.asarray(e.tables["t"])[:, 1], np.arange(7))
 
 
-@pytest.mark.parametrize("layout", ["div", "mod"])
+@pytest.mark.parametrize("layout", ["div", "mod", (2, 5, 1)])
 def test_boxes_of_rows_are_read_and_written_across_hosts(layout):
     backend = SimBackend(hosts=3)
     backend.create_table(TableSpec("t", 8, 1, np.dtype("float32"), ROWS, 0, layout=layout))

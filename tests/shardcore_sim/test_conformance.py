@@ -9,6 +9,7 @@ import pytest
 from shardcore_sim.backend import SimBackend
 
 from shardcore.testing import BackendConformance
+from shardcore.testing.requests import make_spec
 
 
 class Placing(SimBackend):
@@ -67,6 +68,11 @@ class TestRows(OnSim):
 
 class TestWholeTables(OnSim):
     fields = {"placement": "table"}
+
+    def test_layout_has_the_row_counts_of_the_table(self, twins):
+        """A table that is on one host is cut by no counts."""
+        twins.create(make_spec("t", 23, 5, layout=(3, 20, 0)))
+        assert twins.backend.layout("t").shard_sizes.tolist() == [23, 0, 0]
 
 
 class TestColumns(OnSim):

@@ -24,6 +24,7 @@ from shardcore.optimizer.base import Optimizer
 from shardcore.optimizer.hyperparameters import LearningRate
 from shardcore.optimizer.slots import SlotSpec
 from shardcore.sharding.layout import Layout
+from shardcore.testing.requests import layout_over
 
 ROWS = sc.initializers.RowId()
 PLACEMENTS = ("row", "table", "column", "replicated")
@@ -46,12 +47,13 @@ class Whole(Optimizer):
 
 def make_engine(backend, placements, layout="div", dtype="float32", exchange="exact"):
     first, second, third = placements
+    cuts = [layout_over(backend.num_hosts, layout, rows) for rows in (50, 7, 31)]
     tables = [
-        TableConfig(50, 20, placement=first, name="a", layout=layout, dtype=dtype,
+        TableConfig(50, 20, placement=first, name="a", layout=cuts[0], dtype=dtype,
                     exchange=exchange),
-        TableConfig(7, 3, placement=second, name="b", layout=layout, dtype=dtype,
+        TableConfig(7, 3, placement=second, name="b", layout=cuts[1], dtype=dtype,
                     combiner="sum", optimizer=Whole(), exchange=exchange),
-        TableConfig(31, 70, placement=third, name="c", layout=layout, dtype=dtype,
+        TableConfig(31, 70, placement=third, name="c", layout=cuts[2], dtype=dtype,
                     combiner="sqrtn", optimizer=Whole(), exchange=exchange),
     ]  # fmt: skip
     features = {
@@ -106,7 +108,7 @@ def expected(dtype="float32"):
 @pytest.mark.parametrize("hosts", [1, 2, 3, 7])
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_a_placement_for_all_tables(placement, hosts):
-    for layout in ("div", "mod"):
+    for layout in ("div", "mod", "ranges"):
         backend = SimBackend(hosts)
         assert run(make_engine(backend, (placement,) * 3, layout)) == expected()
         assert (backend.exchange.messages.sum() == 0) == (hosts == 1)
@@ -163,7 +165,7 @@ def spec_of(rows, dim, placement, layout="div", optimizer=None, name="t"):
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
-@pytest.mark.parametrize("layout", ["div", "mod"])
+@pytest.mark.parametrize("layout", ["div", "mod", (4, 0, 7)])
 def test_rows_and_slots_are_read_and_written(placement, layout):
     backend = SimBackend(3)
     backend.create_table(spec_of(11, 4, placement, layout, Whole()))

@@ -107,6 +107,24 @@ def test_estimates_of_few_hosts_are_what_the_cluster_counts(write, placement, ex
         assert estimate.step_seconds == pytest.approx(backend.simulated_seconds, rel=1e-9)
 
 
+def test_a_model_with_row_counts_for_three_hosts(write):
+    text = SMALL.replace('name = "a"', 'name = "a"\nlayout = [50, 0, 10]')
+    model = load_model(write(text))
+    assert model.tables[0].spec.layout == (50, 0, 10)
+    (estimate,) = simulate(model, [3], CostModel(), seed=5)
+    report = counted(model, 3, CostModel(), seed=5)[0].report()
+    assert estimate.messages == report.messages.sum()
+    assert estimate.bytes == report.bytes.sum()
+    assert estimate.row_imbalance == pytest.approx(imbalance(report.host_rows))
+    (even,) = simulate(load_model(write(SMALL)), [3], CostModel(), seed=5)
+    assert estimate.row_imbalance > even.row_imbalance
+    message = (
+        "table 'a': row counts must be one for each of 2 shards and sum to 60, got 3 that sum to 60"
+    )
+    with pytest.raises(ShardcoreValueError, match=f"^{re.escape(message)}$"):
+        simulate(model, [2], CostModel())
+
+
 def test_lookups_alone(write):
     model = load_model(write(SMALL), {"optimizer": ""})
     for estimate, count in zip(simulate(model, [1, 4]), (1, 4), strict=True):

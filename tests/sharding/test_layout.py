@@ -181,6 +181,16 @@ def test_a_layout_tells_how_it_was_made(layout: Layout, text: str, contiguous: b
             "strategy must be 'div' or 'mod', got 'ranges'",
         ),
         (
+            lambda: Layout.of((1, 2, 1), 4, 2),
+            ShardcoreValueError,
+            "row counts must be one for each of 2 shards and sum to 4, got 3 that sum to 4",
+        ),
+        (
+            lambda: Layout.of((1, 2), 4, 1),
+            ShardcoreValueError,
+            "row counts must be one for each of 1 shards and sum to 4, got 2 that sum to 3",
+        ),
+        (
             lambda: Layout.div(4, 2).row_range(2),
             ShardcoreIndexError,
             "shard 2 is out of range: must be in [0, 2)",

@@ -8,6 +8,7 @@ columns, or the whole table would be copied in every step. Elsewhere a line is a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Literal, get_args
@@ -41,8 +42,9 @@ class Geometry:
         Rows cut over the devices; all on one device; columns cut over the devices; all on each.
     lanes : int
         Columns of a line that the device's memory favours: 128 on a TPU, else 1.
-    layout_name : {"div", "mod"}
-        How "row" cuts: see `shardcore.sharding.layout`.
+    layout_name : {"div", "mod"} or tuple of int
+        How "row" cuts: see `shardcore.sharding.layout`; or the row count of each device, which
+        all give room for the largest.
 
     Raises
     ------
@@ -64,7 +66,7 @@ class Geometry:
     devices: int
     placement: Placement
     lanes: int = 1
-    layout_name: LayoutName = "div"
+    layout_name: LayoutName | Sequence[int] = "div"
 
     def __post_init__(self) -> None:
         as_count(self.num_rows, "num_rows", 0)
@@ -73,7 +75,7 @@ class Geometry:
         as_count(self.lanes, "lanes")
         for argument, words in (("placement", Placement), ("layout_name", LayoutName)):
             value = getattr(self, argument)
-            if value not in get_args(words):
+            if value not in get_args(words) and not isinstance(value, tuple):
                 raise ShardcoreValueError(
                     f"{argument} must be one of {', '.join(get_args(words))}, got {value!r}"
                 )

@@ -153,7 +153,6 @@ def owner_keys(layout: Layout, ids: Ints) -> tuple[Ints, NDArray[np.int64]]:
     Parameters
     ----------
     layout : Layout
-        "div" or "mod".
     ids : ndarray of int32 or int64, shape (n,), in range
 
     Returns

@@ -9,14 +9,18 @@ import numpy as np
 import pytest
 
 from shardcore.backend.base import Backend
+from shardcore.backend.capabilities import LAYOUTS
 from shardcore.dtypes import TABLE_DTYPES, as_dtype
 from shardcore.errors import UnavailableError
+from shardcore.testing.requests import LayoutKind, layout_over
 from shardcore.testing.twins import RawRows, ToDevice, Twins
 
 each_dtype = pytest.mark.parametrize("dtype", TABLE_DTYPES)
+each_layout = pytest.mark.parametrize("layout", LAYOUTS)
 each_combiner = pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
 
 Combiner = Literal["sum", "mean", "sqrtn"]
+SpecLayout = Literal["div", "mod"] | Sequence[int]
 
 
 class BackendFixtures:
@@ -73,6 +77,12 @@ class BackendFixtures:
     @property
     def _limit(self) -> float | None:
         return None if self.exact else self.tolerance
+
+    def _layout(self, backend: Backend, layout: LayoutKind, num_rows: int) -> SpecLayout:
+        """Return a layout for a spec over the backend's hosts, or skip the test."""
+        if layout == "ranges" and layout not in backend.capabilities.layouts:
+            pytest.skip("the backend places no ranges of given sizes (layouts)")
+        return layout_over(backend.num_hosts, layout, num_rows)
 
     def _need(self, dtype: str) -> str:
         """Return a dtype of the battery, or skip the test."""

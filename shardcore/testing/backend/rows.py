@@ -7,10 +7,11 @@ import pytest
 
 from shardcore.backend.messages import TableBatch
 from shardcore.dtypes import working_dtype
+from shardcore.errors import ShardcoreValueError
 from shardcore.sharding.layout import Layout
 from shardcore.testing.agreement import assert_agree
-from shardcore.testing.backend.fixtures import BackendFixtures, each_dtype
-from shardcore.testing.requests import Probe, make_bags, make_spec, read_only
+from shardcore.testing.backend.fixtures import BackendFixtures, each_dtype, each_layout
+from shardcore.testing.requests import LayoutKind, Probe, make_bags, make_spec, read_only
 from shardcore.testing.twins import Twins, looked_up
 
 
@@ -18,12 +19,14 @@ class RowTests(BackendFixtures):
     """`gather`, `scatter`, `read`, `write`, `shards` and `layout`."""
 
     @each_dtype
-    @pytest.mark.parametrize("layout", ["div", "mod"])
-    def test_gather_read_shards(self, twins: Twins, dtype: str, layout: str) -> None:
+    @each_layout
+    def test_gather_read_shards(self, twins: Twins, dtype: str, layout: LayoutKind) -> None:
         """They return what is stored, in request order, repeated rows and empty requests too."""
-        spec = make_spec("t", 23, 5, self._need(dtype), Probe(), layout=layout)
+        cut = self._layout(twins.backend, layout, 23)
+        spec = make_spec("t", 23, 5, self._need(dtype), Probe(), layout=cut)
         twins.create(spec)
-        twins.create(make_spec("short", 1, 1, dtype, Probe(), layout=layout))
+        cut = self._layout(twins.backend, layout, 1)
+        twins.create(make_spec("short", 1, 1, dtype, Probe(), layout=cut))
         for slot, width in ((None, 5), ("velocities", 5), ("peaks", 1), ("halves", 5)):
             values = np.arange(23 * width).reshape(23, width) / 8
             dtype_of_slot = twins.model.arrays["t", slot].dtype
@@ -47,6 +50,22 @@ class RowTests(BackendFixtures):
             assert isinstance(layout, Layout)
             assert layout.num_rows == num_rows
             assert layout.num_shards == twins.backend.num_hosts
+
+    def test_layout_has_the_row_counts_of_the_table(self, twins: Twins) -> None:
+        """Row counts are those of the hosts, in order; counts for other hosts are refused."""
+        hosts, cut = twins.backend.num_hosts, self._layout(twins.backend, "ranges", 23)
+        twins.create(make_spec("t", 23, 5, layout=cut))
+        sizes = twins.backend.layout("t").shard_sizes.tolist()
+        assert sizes == list(cut), "a layout must have the row counts of the table"
+        twins.check_reads()
+        other = make_spec("other", 23, 5, layout=(*cut, 0))
+        if hosts == 1:
+            twins.create(other)
+            assert twins.backend.layout("other").shard_sizes.tolist() == [23]
+            return
+        with pytest.raises(ShardcoreValueError, match="'other'"):
+            twins.backend.create_table(other)
+        assert "other" not in twins.backend.specs
 
     @each_dtype
     def test_scatter_and_write_change_those_rows_only(self, twins: Twins, dtype: str) -> None:

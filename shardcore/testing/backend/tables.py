@@ -20,9 +20,16 @@ from shardcore.initializers.constants import Constant, RowId
 from shardcore.initializers.distributions import Normal, TruncatedNormal
 from shardcore.initializers.filling import as_initializer
 from shardcore.testing.agreement import assert_agree
-from shardcore.testing.backend.fixtures import BackendFixtures, each_dtype
+from shardcore.testing.backend.fixtures import BackendFixtures, each_dtype, each_layout
 from shardcore.testing.beginnings import Declared, FromRows
-from shardcore.testing.requests import Probe, gradient_of, make_bags, make_spec
+from shardcore.testing.requests import (
+    LayoutKind,
+    Probe,
+    gradient_of,
+    layout_over,
+    make_bags,
+    make_spec,
+)
 from shardcore.testing.twins import RawRows, Twins, looked_up
 
 
@@ -47,9 +54,9 @@ class TableTests(BackendFixtures):
         assert backend.specs == {}
 
     @each_dtype
-    @pytest.mark.parametrize("layout", ["div", "mod"])
+    @each_layout
     def test_create_fills_rows_from_the_initializer(
-        self, backend: Backend, raw_rows: RawRows, dtype: str, layout: str
+        self, backend: Backend, raw_rows: RawRows, dtype: str, layout: LayoutKind
     ) -> None:
         """Rows depend on the initializer, the seed and their own number, never on the layout."""
         dtype = self._need(dtype)
@@ -64,8 +71,9 @@ class TableTests(BackendFixtures):
             (40, 70, Constant(-2.5), 0),
         ]
         for at, (num_rows, dim, initializer, seed) in enumerate(cases):
+            cut = self._layout(backend, layout, num_rows)
             spec = make_spec(
-                f"t{at}", num_rows, dim, dtype, initializer=initializer, seed=seed, layout=layout
+                f"t{at}", num_rows, dim, dtype, initializer=initializer, seed=seed, layout=cut
             )
             backend.create_table(spec)
             row_ids = np.arange(num_rows, dtype=np.int64)
@@ -124,6 +132,7 @@ class TableTests(BackendFixtures):
             {"placement": "replicated"},
             {"exchange": "partial"},
             {"quantization": QuantizationConfig(3, -1.0, 1.0)},
+            {"layout": "ranges"},
             *({"dtype": dtype} for dtype in TABLE_DTYPES),
         ],
         ids=lambda fields: "-".join(str(value) for value in fields.values()),
@@ -140,9 +149,12 @@ class TableTests(BackendFixtures):
             "placement": value in able.placements,
             "exchange": value in able.exchanges,
             "quantization": able.quantization,
+            "layout": value in able.layouts,
             "dtype": value in able.dtypes,
         }[field]
-        spec = make_spec("t", 20, 4, optimizer=optimizers.Adagrad(), **fields)
+        if field == "layout":
+            value = layout_over(twins.backend.num_hosts, value, 20)
+        spec = make_spec("t", 20, 4, optimizer=optimizers.Adagrad(), **{field: value})
         if not has:
             with pytest.raises(ShardcoreError) as caught:
                 twins.backend.create_table(spec)

@@ -390,6 +390,22 @@ class TestPromisesMoreThanItDoes(Suite):
             super().make_table(spec)
 
 
+class TestIgnoresRowCounts(Suite):
+    class Faulty(ModelBackend):
+        num_hosts = 2
+
+        def layout(self, table):
+            return Layout.div(self.specs[table].num_rows, 2)
+
+
+class TestTakesRowCountsOfOtherHosts(Suite):
+    class Faulty(ModelBackend):
+        num_hosts = 2
+
+        def check_table(self, spec):
+            self.capabilities.check_table(spec, self.name)
+
+
 class TestForgetsToRound(Suite):
     class Faulty(ModelBackend):
         def _combined(self, table, bags):
@@ -812,6 +828,14 @@ FAULTS = {
     "TestPromisesMoreThanItDoes": (
         "test_tables_are_as_the_capabilities_say",
         "table 't' cannot have 'column'",
+    ),
+    "TestIgnoresRowCounts": (
+        "test_layout_has_the_row_counts_of_the_table",
+        "a layout must have the row counts of the table",
+    ),
+    "TestTakesRowCountsOfOtherHosts": (
+        "test_layout_has_the_row_counts_of_the_table",
+        "DID NOT RAISE ShardcoreValueError",
     ),
     "TestForgetsToRound": (
         "test_tables_are_as_the_capabilities_say",
