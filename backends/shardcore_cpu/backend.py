@@ -89,8 +89,8 @@ class CpuBackend(Backend):
         return activations
 
     def _lookup_own(self, batch: TableBatch) -> list[NDArray[Any]]:
-        if self.specs[batch.table].quantization is not None:
-            # Copies of the rows are rounded before they are added.
+        if not self.specs[batch.table].seen_as_stored:
+            # Copies of the rows are changed before they are added.
             return super().lookup([batch])[0]
         table = self._tables[batch.table]
         return [
@@ -141,7 +141,7 @@ class CpuBackend(Backend):
 
     def weight_dots(self, update: TableUpdate) -> list[NDArray[Any] | None]:
         """Return each occurrence's row times its bag's gradient, per feature with a gradient."""
-        if self.specs[update.batch.table].quantization is not None:
+        if not self.specs[update.batch.table].seen_as_stored:
             return super().weight_dots(update)
         table = self._tables[update.batch.table]
         return [

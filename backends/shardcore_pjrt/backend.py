@@ -258,9 +258,15 @@ class PjrtBackend(Backend):
         table = self._tables[batch.table]
         geometry = table.geometry
         route = route_lookup(geometry, batch.features, self._exchange_of(geometry))
-        quantization = table.spec.quantization
+        spec, shape = table.spec, route.shape
         program = self._programs.get(
-            lookup_program, table.mesh, geometry, route.shape, quantization, table.spec.dtype
+            lookup_program,
+            table.mesh,
+            geometry,
+            shape,
+            spec.quantization,
+            spec.dtype,
+            spec.max_norm,
         )
         return table, program, self._lists(table, route.arrays)
 

@@ -223,7 +223,7 @@ class Placement(ABC):
     ) -> NDArray[Any]:
         """Return the (weighted) sum of each bag's rows of a host's store."""
         store = self.stores[host]
-        if self.spec.quantization is None:
+        if self.spec.seen_as_stored:
             return store.lookup(rows, row_splits, weights, None)
         seen, ids = self._seen(host, rows)
         out = np.empty((row_splits.size - 1, seen.shape[1]), working_dtype(self.spec.dtype))
@@ -234,7 +234,7 @@ class Placement(ABC):
         self, host: int, rows: Ints, row_splits: NDArray[np.int64], gradients: NDArray[Any]
     ) -> NDArray[Any]:
         """Return each occurrence's row, of a host's store, times its bag's gradient."""
-        if self.spec.quantization is None:
+        if self.spec.seen_as_stored:
             return self.stores[host].dots(rows, row_splits, gradients)
         seen, ids = self._seen(host, rows)
         return row_dots(seen, ids, row_splits, gradients)

@@ -4,6 +4,7 @@
 
     base             `Backend`, and the contract in its docstring
     capabilities     what a backend can do, declared
+    max_norm         rows scaled down to a greatest norm
     messages         tables, bags and updates as a backend is given them; what it reports
     initial_values   the rows and slots of a new table
     from_rows        lookups and updates out of `gather` and `scatter` alone
@@ -26,6 +27,7 @@ from shardcore.backend.gradients import (
     sorted_rows_of_tables,
 )
 from shardcore.backend.initial_values import initial_arrays, initial_blocks
+from shardcore.backend.max_norm import scaled_to_norm
 from shardcore.backend.messages import FeatureBags, NotFinite, TableBatch, TableSpec, TableUpdate
 from shardcore.backend.process_group import Part, ProcessGroup, Read
 from shardcore.backend.quantization import QuantizationConfig
@@ -49,6 +51,7 @@ __all__ = [
     "initial_blocks",
     "joined_gains",
     "scaled",
+    "scaled_to_norm",
     "sorted_rows",
     "sorted_rows_of_tables",
 ]

@@ -17,8 +17,9 @@ class's alone: it keeps `specs`, and refuses tables that `capabilities` rule out
 * `lookup` and `apply` are given all tables of a batch in one call. `apply` gets the `TableBatch`
   objects that `lookup` got, whose ``route`` is the backend's to use; or one that was made of
   several lookups, whose ``route`` is None: then the backend works it out.
-* Lookups, and `weight_dots`, see rows as ``specs[table].as_looked_up(rows)`` returns them: rounded,
-  for tables with a quantization. `gather`, `read` and `apply` see what is stored.
+* Lookups, and `weight_dots`, see rows as ``specs[table].as_looked_up(rows)`` returns whole rows:
+  scaled, for tables with a `max_norm`, and rounded, for those with a quantization. `gather`, `read`
+  and `apply` see what is stored.
 * Sums have one order, on every backend: a bag in occurrence order; a row's gradient in (feature,
   global bag, position) order, runs above 4,096 occurrences in blocks of 4,096 counted from the
   first, blocks added in order.
@@ -166,7 +167,7 @@ class Backend(ABC):
         ------
         ShardcoreTypeError, ShardcoreValueError
             If `capabilities` rule it out, or its layout has row counts for other hosts than
-            there are. One host takes any.
+            there are (one host takes any); if it has a `max_norm`, but no host sees whole rows.
         """
         self.capabilities.check_table(spec, self.name)
         hosts, layout = self.num_hosts, spec.layout
@@ -174,6 +175,12 @@ class Backend(ABC):
             raise ShardcoreValueError(
                 f"table {spec.name!r} must have one row count in layout for each of {hosts} hosts "
                 f"on backend {self.name!r}, got {len(layout)}: {shown(layout)}"
+            )
+        parts_only = (spec.placement, spec.exchange) == ("column", "partial")
+        if spec.max_norm is not None and parts_only:
+            raise ShardcoreValueError(
+                f"table {spec.name!r} must have max_norm None where hosts combine the columns they "
+                f"hold (placement 'column', exchange 'partial'), got {spec.max_norm!r}"
             )
 
     def create_table(self, spec: TableSpec) -> None:

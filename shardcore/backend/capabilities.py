@@ -38,13 +38,15 @@ class Capabilities:
         on a device" in `shardcore.backend.base`.
     slot_dtypes : tuple of str, or None
         Of slots; None for any that NumPy has.
+    max_norm : bool
+        Whether lookups scale rows to a greatest norm, as ``TableSpec.as_looked_up`` does.
 
     Examples
     --------
     >>> Capabilities(dtypes=("float32",), placements=("row", "replicated"), quantization=False)
     Capabilities(dtypes=('float32',), placements=('row', 'replicated'), exchanges=('exact', \
 'partial'), layouts=('div', 'mod', 'ranges'), quantization=False, device_arrays=False, \
-slot_dtypes=None)
+slot_dtypes=None, max_norm=True)
     """
 
     dtypes: tuple[str, ...] = TABLE_DTYPES
@@ -54,6 +56,7 @@ slot_dtypes=None)
     quantization: bool = True
     device_arrays: bool = False
     slot_dtypes: tuple[str, ...] | None = None
+    max_norm: bool = True
 
     def check_table(self, spec: TableSpec, backend: str) -> None:
         """Raise unless a table is among those that can be had.
@@ -69,7 +72,7 @@ slot_dtypes=None)
         ShardcoreTypeError
             If the table or a slot has another dtype.
         ShardcoreValueError
-            If it has another placement, exchange or layout, or a quantization.
+            If it has another placement, exchange or layout, a quantization or a norm.
         """
         table, where = f"table {spec.name!r}", f"on backend {backend!r}"
         stored = [(table, spec.dtype, self.dtypes)]
@@ -97,6 +100,10 @@ slot_dtypes=None)
             raise ShardcoreValueError(
                 f"{table} must have quantization None {where}, got {spec.quantization!r}"
             )
+        if spec.max_norm is not None and not self.max_norm:
+            raise ShardcoreValueError(
+                f"{table} must have max_norm None {where}, got {spec.max_norm!r}"
+            )
 
     def described(self) -> str:
         """Return them in one line.
@@ -105,7 +112,7 @@ slot_dtypes=None)
         --------
         >>> Capabilities(dtypes=("float32",), exchanges=("exact",)).described()
         'float32; placement row, table, column, replicated; exchange exact; layout div, mod, \
-ranges; quantization'
+ranges; quantization; max_norm'
         """
         parts = [
             ", ".join(self.dtypes),
@@ -113,7 +120,8 @@ ranges; quantization'
             f"exchange {', '.join(self.exchanges)}",
             f"layout {', '.join(self.layouts)}",
         ]
-        parts += ["quantization"] * self.quantization + ["device arrays"] * self.device_arrays
+        parts += ["quantization"] * self.quantization + ["max_norm"] * self.max_norm
+        parts += ["device arrays"] * self.device_arrays
         return "; ".join(parts)
 
 

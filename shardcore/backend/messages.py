@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from shardcore.backend.max_norm import scaled_to_norm
 from shardcore.backend.quantization import QuantizationConfig
 from shardcore.optimizer.base import Optimizer
 from shardcore.optimizer.slots import SlotSpec
@@ -45,6 +46,8 @@ class TableSpec:
         As in `TableConfig`.
     quantization : QuantizationConfig or None
         How a lookup rounds rows before it combines them: see `as_looked_up`.
+    max_norm : float or None
+        The norm to which a lookup scales greater rows down, before it rounds them.
     """
 
     name: str
@@ -58,6 +61,12 @@ class TableSpec:
     placement: Literal["row", "table", "column", "replicated"] = "row"
     exchange: Literal["exact", "partial"] = "exact"
     quantization: QuantizationConfig | None = None
+    max_norm: float | None = None
+
+    @property
+    def seen_as_stored(self) -> bool:
+        """Whether a lookup sees rows as they are stored: `as_looked_up` changes none."""
+        return self.quantization is None and self.max_norm is None
 
     @property
     def slots(self) -> tuple[SlotSpec, ...]:
@@ -91,18 +100,20 @@ class TableSpec:
         return declared.shape(self.num_rows, self.dim), declared.storage_dtype(self.dtype)
 
     def as_looked_up(self, rows: NDArray[Any]) -> NDArray[Any]:
-        """Return stored rows as a lookup sees them: rounded to the buckets of the quantization.
+        """Return stored rows as a lookup sees them: scaled to `max_norm`, rounded to the buckets.
 
         Storage stays as it is, and gradients pass straight through.
 
         Parameters
         ----------
-        rows : ndarray of the table's dtype, any shape
+        rows : ndarray of the table's dtype, shape (n, dim)
+            Whole rows.
 
         Returns
         -------
         ndarray
-            New rows in the working dtype, or `rows` itself where nothing is quantized.
+            New rows, in the working dtype where they are quantized, else in the table's; or `rows`
+            itself where they are seen as they are stored.
 
         Examples
         --------
@@ -110,7 +121,12 @@ class TableSpec:
         >>> spec = TableSpec("t", 4, 2, np.dtype("float32"), np.zeros, 0, quantization=buckets)
         >>> spec.as_looked_up(np.array([[0.4, 7.0]], np.float32))
         array([[0., 1.]], dtype=float32)
+        >>> spec = TableSpec("t", 4, 2, np.dtype("float32"), np.zeros, 0, max_norm=1.0)
+        >>> spec.as_looked_up(np.array([[0.0, 7.0]], np.float32))
+        array([[0., 1.]], dtype=float32)
         """
+        if self.max_norm is not None:
+            rows = scaled_to_norm(rows, self.max_norm)
         return rows if self.quantization is None else self.quantization.apply(rows)
 
 

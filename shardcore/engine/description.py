@@ -48,6 +48,7 @@ def described_table(
             "lower": quantization.lower,
             "upper": quantization.upper,
         },
+        "max_norm": spec.max_norm,
         "optimizer": None if spec.optimizer is None else spec.optimizer.description(),
         "features": [features[at][0] for at in table.features],
     }

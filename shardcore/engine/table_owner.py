@@ -232,8 +232,9 @@ class TableOwner:
         dict
             ``backend``, ``hosts``, ``batch_size``, ``pipeline``, ``check_gradients``, ``seed``;
             ``tables``: for each its name, rows, dim, dtype, combiner, initializer, layout,
-            placement, exchange, quantization, the paths of its features, and its optimizer with
-            every parameter and whether a learning rate is ``"constant"`` or ``"dynamic"``;
+            placement, exchange, quantization, max_norm, the paths of its features, and its
+            optimizer with every parameter and whether a learning rate is ``"constant"`` or
+            ``"dynamic"``;
             ``features``: for each its path, name, table and settings.
 
         Examples

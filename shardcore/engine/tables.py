@@ -93,6 +93,7 @@ def plan_tables(
             placement=config.placement,
             exchange=config.exchange,
             quantization=config.quantization_config,
+            max_norm=config.max_norm,
         )
         planned.append(PlannedTable(config, spec, config.name is not None, tuple(users[config])))
     _check_slot_names(planned)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from shardcore.backend.capabilities import EXCHANGES, PLACEMENTS
+from shardcore.backend.max_norm import as_max_norm
 from shardcore.backend.quantization import QuantizationConfig
 from shardcore.dtypes import table_dtype, working_dtype
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError, shown
@@ -66,6 +67,12 @@ class TableConfig:
         none (every host has it).
     exchange : {"exact", "partial"}
         Whether hosts exchange rows, so that sums have one order everywhere, or partial sums.
+    max_norm : float, > 0 and finite, optional
+        Lookups see rows whose L2 norm is greater scaled down to it, as TensorFlow's
+        ``max_norm`` does, before they round and combine them. Stored rows stay as they are, in
+        views and checkpoints too, and gradients pass straight through: a row's update is that of
+        a table without `max_norm`. The modules of `shardcore.torch` scale the stored rows instead,
+        as torch does. Not with placement "column" and exchange "partial".
 
     Raises
     ------
@@ -89,6 +96,7 @@ class TableConfig:
     layout: Literal["div", "mod"] | Sequence[int] = "div"
     placement: Literal["row", "table", "column", "replicated"] = "row"
     exchange: Literal["exact", "partial"] = "exact"
+    max_norm: float | None = None
 
     def __post_init__(self) -> None:
         rows = as_count(self.vocabulary_size, "vocabulary_size")
@@ -111,6 +119,7 @@ class TableConfig:
                 f"{_hint_at_instance(self.optimizer)}"
             )
         _check_quantization(self.quantization_config, dtype)
+        object.__setattr__(self, "max_norm", as_max_norm(self.max_norm))
         object.__setattr__(self, "initializer", _as_initializer(self.initializer, (rows, dim)))
         object.__setattr__(self, "layout", _as_layout(self.layout, rows))
         object.__setattr__(self, "vocabulary_size", rows)

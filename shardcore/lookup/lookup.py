@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from shardcore.backend.max_norm import scaled_to_norm
 from shardcore.backend.messages import FeatureBags
 from shardcore.dtypes import table_dtype, working_dtype
 from shardcore.errors import ShardcoreIndexError, ShardcoreTypeError, ShardcoreValueError
@@ -80,7 +81,7 @@ def embedding_lookup(
     found = store.gather(rows.reshape(-1))
     if norm is not None:
         for block in indexing.row_blocks(len(found), store):
-            found[block] = _clipped(found[block], norm)
+            found[block] = scaled_to_norm(found[block], norm)
     return found.reshape((*rows.shape, *store.row_shape))[()]
 
 
@@ -210,7 +211,7 @@ def safe_embedding_lookup_sparse(
     if default is not None:
         row = store.gather(default)
         if norm is not None:
-            row = _clipped(row, norm)
+            row = scaled_to_norm(row, norm)
         combined[row_splits[1:] == row_splits[:-1]] = row.reshape(1, -1)
     return combined.reshape(*batch, *store.row_shape)
 
@@ -317,7 +318,7 @@ def _combine(
         first, last = int(row_splits[bags.start]), int(row_splits[bags.stop])
         block = store.gather(rows[first:last])
         if max_norm is not None:
-            block = _clipped(block, max_norm)
+            block = scaled_to_norm(block, max_norm)
         reduce_bags(
             np.ascontiguousarray(block).reshape(last - first, dim),
             np.arange(last - first, dtype=np.int64),
@@ -347,14 +348,3 @@ def bag_blocks(row_splits: NDArray[np.int64], row_bytes: int) -> Iterator[slice]
         stop = min(max(stop, start + 1), bags)
         yield slice(start, stop)
         start = stop
-
-
-def _clipped(rows: NDArray[Any], max_norm: float) -> NDArray[Any]:
-    """Return the rows, those of a greater L2 norm scaled down to it."""
-    # In float64, so that the squares of large float32 values stay finite.
-    flat = rows.reshape(len(rows), math.prod(rows.shape[1:])).astype(np.float64)
-    norms = np.sqrt(np.einsum("ij,ij->i", flat, flat))
-    over = norms > max_norm
-    clipped = rows.copy()
-    clipped[over] = (flat[over] * (max_norm / norms[over])[:, None]).reshape(clipped[over].shape)
-    return clipped

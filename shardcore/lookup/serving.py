@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shardcore.backend.max_norm import scaled_to_norm
 from shardcore.backend.messages import FeatureBags
 from shardcore.dtypes import TABLE_DTYPES, working_dtype
 from shardcore.errors import ShardcoreError, ShardcoreTypeError, ShardcoreValueError
@@ -64,8 +65,8 @@ def serving_embedding_lookup(
 
     Notes
     -----
-    A table's `quantization_config` is honoured: rows are rounded to its buckets before they are
-    combined.
+    A table's `max_norm` and `quantization_config` are honoured: rows are scaled down to the norm,
+    and rounded to the buckets, before they are combined.
 
     Examples
     --------
@@ -99,10 +100,8 @@ def serving_embedding_lookup(
             found.append(None)
             continue
         table = feature.table
-        quantization = table.quantization_config
         out = np.empty((ready.bags.num_bags, table.dim), working_dtype(np.dtype(table.dtype)))
-        as_seen = None if quantization is None else quantization.apply
-        combine_bags(stores[table], ready.bags, out, as_seen)
+        combine_bags(stores[table], ready.bags, out, _as_seen(table))
         found.append(out.reshape(*ready.shape, table.dim))
     return unflatten(asked, found, _is_leaf)
 
@@ -153,6 +152,19 @@ def combine_bags(
             None if divisors is None else divisors[block],
             out[block],
         )
+
+
+def _as_seen(table: TableConfig) -> Callable[[NDArray[Any]], NDArray[Any]] | None:
+    """Return what an engine's lookup does to rows before it combines them."""
+    norm, quantization = table.max_norm, table.quantization_config
+    if norm is None:
+        return None if quantization is None else quantization.apply
+
+    def as_seen(rows: NDArray[Any]) -> NDArray[Any]:
+        rows = scaled_to_norm(rows, norm)
+        return rows if quantization is None else quantization.apply(rows)
+
+    return as_seen
 
 
 def _is_leaf(value: object) -> bool:

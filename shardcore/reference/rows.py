@@ -31,6 +31,7 @@ __all__ = [
     "put_rows",
     "reciprocals",
     "row_dots",
+    "scaled_to_norm",
     "scatter_rows",
     "segment_reduce",
     "sort_occurrences",
@@ -140,6 +141,26 @@ def segment_reduce(
             if shares is not None:
                 out[bag] = 0 if shares[bag] == 0 else out[bag] / shares[bag]
     return out
+
+
+def scaled_to_norm(rows: NDArray[Any], max_norm: float) -> NDArray[Any]:
+    """Return rows, (n, dim), those of a greater L2 norm scaled down to it.
+
+    Examples
+    --------
+    >>> scaled_to_norm(np.array([[3.0, 4.0]]), 2.5)
+    array([[1.5, 2. ]])
+    """
+    scaled = rows.copy()
+    with np.errstate(all="ignore"):
+        for row in scaled:
+            total = np.float64(0)
+            for element in row:
+                total += np.float64(element) * np.float64(element)
+            norm = np.sqrt(total)
+            if norm > max_norm:
+                row[:] = row.astype(np.float64) * (max_norm / norm)
+    return scaled
 
 
 def divisors(

@@ -389,7 +389,7 @@ class BackendRowStore:
     def combine(self, bags: FeatureBags, out: NDArray[Any]) -> bool:
         """Combine the rows of each bag, as the engine does, where the backend is this process."""
         backend = self._open()
-        as_stored = self._slot is None and backend.specs[self._table].quantization is None
+        as_stored = self._slot is None and backend.specs[self._table].seen_as_stored
         if not as_stored or backend.capabilities.device_arrays:
             return False
         out[...] = self._calling(self._combined, bags)

@@ -19,6 +19,7 @@ SMALL = Capabilities(
     ("div",),
     quantization=False,
     slot_dtypes=("float32", "float16"),
+    max_norm=False,
 )
 
 
@@ -32,6 +33,7 @@ def spec(dtype="float32", **fields):
         ({"placement": "table"}, "placement 'row' or 'replicated' {}, got 'table'"),
         ({"exchange": "partial"}, "exchange 'exact' {}, got 'partial'"),
         ({"layout": "mod"}, "layout 'div' {}, got 'mod'"),
+        ({"max_norm": 0.5}, "max_norm None {}, got 0.5"),
         ({"layout": (3, 1)}, "layout 'div' {}, got (3, 1)"),
         (
             {"quantization": QuantizationConfig(3, -1.0, 1.0)},
@@ -98,7 +100,7 @@ def test_what_a_plugin_shows_is_what_its_backend_has(name):
 def test_info_shows_them():
     assert (
         "    float32, float64, float16, bfloat16; placement row, table, column, replicated; "
-        "exchange exact, partial; layout div, mod, ranges; quantization"
+        "exchange exact, partial; layout div, mod, ranges; quantization; max_norm"
     ) in info.describe()
 
 

@@ -30,6 +30,7 @@ def make_engine(backend="cpu", rates=rate):
     user = TableConfig(
         6, 2, initializer=ROWS, name="user", combiner="sum", layout="mod",
         quantization_config=QuantizationConfig(3, -1, 1) if backend == "cpu" else None,
+        max_norm=2.0,
         optimizer=sc.optimizers.SGD(learning_rate=rates),
     )  # fmt: skip
     item = TableConfig(5, 3, initializer=np.ones((5, 3)), dtype="bfloat16")
@@ -57,7 +58,7 @@ def test_config():
         "name": "user", "named": True, "rows": 6, "dim": 2, "dtype": "float32", "combiner": "sum",
         "initializer": "RowId(offset=0)", "seed": user["seed"], "layout": "mod",
         "placement": "row", "exchange": "exact",
-        "quantization": {"num_buckets": 3, "lower": -1.0, "upper": 1.0},
+        "quantization": {"num_buckets": 3, "lower": -1.0, "upper": 1.0}, "max_norm": 2.0,
         "optimizer": {
             "name": "SGD", "learning_rate": "dynamic",
             "parameters": {**user["optimizer"]["parameters"],
@@ -68,6 +69,7 @@ def test_config():
     assert (item["name"], item["named"]) == ("table_1", False)
     assert item["initializer"] == "array of shape (5, 3), float64"
     assert (item["dtype"], item["quantization"]) == ("bfloat16", None)
+    assert item["max_norm"] is None
     assert item["optimizer"]["name"] == "Adagrad"
     assert item["optimizer"]["learning_rate"] == "constant"
     assert item["optimizer"]["parameters"]["learning_rate"] == 0.25

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from shardcore.backend.max_norm import scaled_to_norm as on_host
 from shardcore.backend.messages import FeatureBags, TableBatch, TableSpec
 from shardcore.backend.quantization import QuantizationConfig
 from shardcore.dtypes import as_dtype
@@ -18,6 +19,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as Spec
 from shardcore_pjrt.mesh.geometry import Geometry
 from shardcore_pjrt.programs.lookup_program import lookup_arguments, lookup_program
+from shardcore_pjrt.programs.scaled_to_norm import scaled_to_norm
 from shardcore_pjrt.routing import strategy
 from shardcore_pjrt.routing.lookup_route import route_lookup
 
@@ -57,14 +59,18 @@ def some_bags(rng, bags, even=False, weighted=False, divided=False, bags_per_sam
     return FeatureBags(ids, row_splits, weights, divisors, bags_per_sample)
 
 
-def check(geometry, exchange, features, dtype="float32", quantization=None, edit=None):
+def check(
+    geometry, exchange, features, dtype="float32", quantization=None, edit=None, max_norm=None
+):
     rng = np.random.default_rng(3)
     rows = rng.standard_normal((geometry.num_rows, geometry.dim)).astype(as_dtype(dtype))
     if edit is not None:
         edit(rows)
     model = ModelBackend()
     model.create_table(
-        TableSpec("t", *rows.shape, rows.dtype, Zeros(), 0, quantization=quantization)
+        TableSpec(
+            "t", *rows.shape, rows.dtype, Zeros(), 0, quantization=quantization, max_norm=max_norm
+        )
     )
     model.scatter("t", None, np.arange(len(rows)), rows)
     expected = model.lookup([TableBatch("t", tuple(features))])[0]
@@ -79,7 +85,7 @@ def check(geometry, exchange, features, dtype="float32", quantization=None, edit
         name: (array.shape, array.dtype) for name, array in wanted_arrays.items()
     }
     table = jax.device_put(packed(geometry, rows).view(wanted.dtype), wanted.sharding)
-    program = lookup_program(mesh, geometry, route.shape, quantization, rows.dtype)
+    program = lookup_program(mesh, geometry, route.shape, quantization, rows.dtype, max_norm)
     ours = program(table, arrays)
     assert len(ours) == len(features)
     for theirs, bags, array, own in zip(expected, features, ours, route.shape.bags, strict=True):
@@ -152,6 +158,36 @@ def test_quantized_rows_and_zeros_for_padding(devices, placement, exchange):
     features = [some_bags(rng, 19, divided=True), some_bags(rng, 8, weighted=True)]
     geometry = Geometry(ROWS, DIM, devices, placement, 1)
     check(geometry, exchange, features, quantization=QuantizationConfig(4, -1.0, 1.0))
+
+
+@named(PLACES)
+@pytest.mark.parametrize("dim", [7, 12])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_of_a_greatest_norm(devices, placement, exchange, dim, dtype):
+    """NaN lies where no row does: padding of columns takes no part in a norm."""
+    rng = np.random.default_rng(4)
+    features = [some_bags(rng, 19, divided=True), some_bags(rng, 8, weighted=True)]
+
+    def edit(rows):
+        rows[5] = 0
+
+    geometry = Geometry(ROWS, dim, devices, placement, 1)
+    check(geometry, exchange, features, dtype, edit=edit, max_norm=2.5)
+    check(geometry, exchange, features[:1], dtype, QuantizationConfig(4, -1.0, 1.0), max_norm=2.5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_norms_of_any_size(dtype):
+    values = np.random.default_rng(2).normal(size=(9, 13)).astype(as_dtype(dtype))
+    values[0] = np.finfo(as_dtype("float16")).max if dtype == "float16" else 3e38
+    values[1, 2:4] = np.nan, np.inf
+    values[2, 1] = -np.inf
+    values[3] = 0
+    values[4] = 1e-30
+    ours = np.asarray(scaled_to_norm(values, 0.75)).astype(np.float64)
+    wanted = on_host(values, 0.75).astype(np.float64)
+    np.testing.assert_allclose(ours, wanted, rtol={"float32": 1e-6}.get(dtype, 8e-3))
+    assert (np.linalg.norm(wanted[5:], axis=1) < 0.76).all()
 
 
 @named(EXCHANGES)

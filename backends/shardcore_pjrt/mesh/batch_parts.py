@@ -24,7 +24,7 @@ def table_parts(spec: TableSpec) -> Iterator[Part]:
         repr(
             (
                 (spec.num_rows, spec.dim, spec.dtype.name, spec.seed),
-                (spec.layout, spec.placement, spec.exchange, quantization),
+                (spec.layout, spec.placement, spec.exchange, quantization, spec.max_norm),
             )
         ),
     )

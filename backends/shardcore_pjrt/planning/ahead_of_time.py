@@ -208,6 +208,7 @@ def compile_lookup(
     dtype: np.dtype[Any],
     shape: LookupShape,
     quantization: QuantizationConfig | None = None,
+    max_norm: float | None = None,
 ) -> Compiled | Refused:
     """Compile the lookup of a table for batches of one shape.
 
@@ -219,11 +220,12 @@ def compile_lookup(
         The table's.
     shape : LookupShape
     quantization : QuantizationConfig, optional
+    max_norm : float, optional
     """
     from shardcore_pjrt.programs.lookup_program import lookup_arguments, lookup_program
 
     return _compiled(
-        lambda: lookup_program(mesh, geometry, shape, quantization, dtype),
+        lambda: lookup_program(mesh, geometry, shape, quantization, dtype, max_norm),
         lookup_arguments(mesh, geometry, dtype, shape),
     )
 

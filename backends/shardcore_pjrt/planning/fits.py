@@ -308,7 +308,7 @@ def _compiled(
     bags = [FeatureBags(ids, np.arange(0, ids.size + 1, described.hot))]
     of_lookup = lookup_shape(geometry, bags)
     needs = replace(needs, exchange=of_lookup.exchange)
-    lookup = compile_lookup(mesh, geometry, spec.dtype, of_lookup, spec.quantization)
+    lookup = compile_lookup(mesh, geometry, spec.dtype, of_lookup, spec.quantization, spec.max_norm)
     found: list[Compiled | Refused] = [lookup]
     batch = 0
     if isinstance(lookup, Compiled):

@@ -9,6 +9,7 @@
     row_update         the optimizer over lines of rows
     device_rounding    stochastic rounding
     quantized          rounding to buckets
+    scaled_to_norm     scaling to a greatest norm
     blocks             many rows, a few at a time
     activations        between the caller's shapes and the programs'
     row_access         single rows, for the host

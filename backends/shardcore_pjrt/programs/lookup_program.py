@@ -41,6 +41,7 @@ from shardcore_pjrt.mesh.placed_arrays import (
 )
 from shardcore_pjrt.programs.blocks import cut, in_blocks, moved_by_value
 from shardcore_pjrt.programs.quantized import quantized
+from shardcore_pjrt.programs.scaled_to_norm import scaled_to_norm
 from shardcore_pjrt.routing.lookup_route import LookupShape
 from shardcore_pjrt.routing.strategy import block_rows
 
@@ -103,6 +104,7 @@ def lookup_program(
     shape: LookupShape,
     quantization: QuantizationConfig | None = None,
     dtype: Any = np.float32,
+    max_norm: float | None = None,
 ) -> Callable[..., tuple[jax.Array, ...]]:
     """Return the compiled-on-first-use lookup of batches of one shape.
 
@@ -115,6 +117,7 @@ def lookup_program(
     quantization : QuantizationConfig, optional
     dtype : dtype, default float32
         The table's.
+    max_norm : float, optional
 
     Returns
     -------
@@ -126,7 +129,7 @@ def lookup_program(
     body = _BODIES[shape.exchange]
     platform = mesh.devices.flat[0].platform
     at_a_time = block_rows(platform, 4 * geometry.columns)
-    work = _Work(geometry, shape, np.dtype(dtype), quantization, at_a_time)
+    work = _Work(geometry, shape, np.dtype(dtype), quantization, max_norm, at_a_time)
     ends = list(itertools.accumulate(shape.bags))
 
     def lookup(rows: jax.Array, arrays: Arrays) -> tuple[jax.Array, ...]:
@@ -158,6 +161,7 @@ class _Work:
     shape: LookupShape
     dtype: np.dtype[Any]
     quantization: QuantizationConfig | None
+    max_norm: float | None
     at_a_time: int | None
 
     @property
@@ -176,6 +180,9 @@ class _Work:
 
     def looked_up(self, stored: jax.Array) -> jax.Array:
         """Return rows of the table's dtype as they are combined."""
+        if self.max_norm is not None:
+            columns = self.geometry if self.shape.exchange == "columns" else None
+            stored = scaled_to_norm(stored, self.max_norm, columns)
         return quantized(stored, self.quantization)
 
     def combined(self, find: Find, columns: int, arrays: Arrays) -> jax.Array:

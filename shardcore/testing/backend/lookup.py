@@ -90,6 +90,27 @@ class LookupTests(BackendFixtures):
             twins.lookup(("t", [bags_of(spec, ids, splits, weights, "sum")]))
 
     @each_dtype
+    def test_lookup_of_rows_of_a_greatest_norm(
+        self, twins: Twins, rng: np.random.Generator, dtype: str
+    ) -> None:
+        """Lookups see rows scaled down; what is stored, read and updated is not scaled."""
+        if not twins.backend.capabilities.max_norm:
+            pytest.skip("the backend does not scale rows for lookups (max_norm=False)")
+        spec = make_spec("t", 30, 6, self._need(dtype), Probe(), max_norm=1.25)
+        twins.create(spec)
+        twins.check_storage()
+        for step in (1, 2):
+            bags = make_bags(rng, spec, 20, combiner="mean", weighted=True)
+            (looked,) = twins.lookup(("t", [bags]), training=True)
+            gradients = [gradient_of(rng, spec, bags)]
+            mine, own = looked.updates(gradients, step)
+            found, expected = twins.backend.weight_dots(mine)[0], twins.model.weight_dots(own)[0]
+            assert expected is not None
+            assert_agree(found, expected, "weight_dots: dots", max(1e-5, self._limit or 0.0))
+            twins.apply((looked, gradients), step=step)
+        twins.check_storage()
+
+    @each_dtype
     def test_lookup_of_quantized_rows(
         self, twins: Twins, rng: np.random.Generator, dtype: str
     ) -> None:

@@ -133,6 +133,7 @@ class TableTests(BackendFixtures):
             {"exchange": "partial"},
             {"quantization": QuantizationConfig(3, -1.0, 1.0)},
             {"layout": "ranges"},
+            {"max_norm": 0.5},
             *({"dtype": dtype} for dtype in TABLE_DTYPES),
         ],
         ids=lambda fields: "-".join(str(value) for value in fields.values()),
@@ -150,6 +151,7 @@ class TableTests(BackendFixtures):
             "exchange": value in able.exchanges,
             "quantization": able.quantization,
             "layout": value in able.layouts,
+            "max_norm": able.max_norm,
             "dtype": value in able.dtypes,
         }[field]
         if field == "layout":

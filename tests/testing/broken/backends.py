@@ -422,6 +422,24 @@ class TestForgetsToRound(Suite):
                 self.specs = specs
 
 
+class TestForgetsTheNorm(Suite):
+    class Faulty(ModelBackend):
+        def _combined(self, table, bags):
+            spec = self.specs[table]
+            self.specs[table] = dataclasses.replace(spec, max_norm=None)
+            try:
+                return super()._combined(table, bags)
+            finally:
+                self.specs[table] = spec
+
+
+class TestStoresScaledRows(Suite):
+    class Faulty(ModelBackend):
+        def make_table(self, spec):
+            super().make_table(spec)
+            self.arrays[spec.name, None] = spec.as_looked_up(self.arrays[spec.name, None])
+
+
 class TestTakesANameTwice(Suite):
     class Faulty(ModelBackend):
         def create_table(self, spec):
@@ -840,6 +858,14 @@ FAULTS = {
     "TestForgetsToRound": (
         "test_tables_are_as_the_capabilities_say",
         "activations of table 't', feature 0: out[",
+    ),
+    "TestForgetsTheNorm": (
+        "test_lookup_of_rows_of_a_greatest_norm",
+        "activations of table 't', feature 0: out[",
+    ),
+    "TestStoresScaledRows": (
+        "test_lookup_of_rows_of_a_greatest_norm",
+        "stored rows of table 't': rows[",
     ),
     "TestTakesANameTwice": (
         "test_a_name_is_taken_once",
