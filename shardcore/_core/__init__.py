@@ -6,6 +6,7 @@
     slice over shards ────slices───▶ (shard, local slice) pieces
     ids ──────────────────partition▶ ids grouped by shard, and the way back
     rows, ids, row_splits ──rows───▶ activations; gradients of rows and weights; scatters; updates
+    rows, row_splits ─────bag_max──▶ greatest values of bags; gradients of the rows that have them
     (row, source) pairs ─occurrences▶ the same sorted by row, and where each row's run starts
     seed, rows, columns ──random───▶ initial values
     strings, integers ────hashing──▶ rows

@@ -38,8 +38,10 @@ from shardcore.reference.random import (
 )
 from shardcore.reference.rows import (
     accumulate,
+    at_winners,
     divisors,
     gather_rows,
+    max_of_bags,
     narrowed,
     occurrence_gains,
     put_rows,
@@ -57,6 +59,7 @@ from shardcore.reference.rows import (
 
 __all__ = [
     "accumulate",
+    "at_winners",
     "decompose_slice",
     "divisors",
     "gather_rows",
@@ -68,6 +71,7 @@ __all__ = [
     "lengths_from_row_splits",
     "locate",
     "logarithm",
+    "max_of_bags",
     "narrowed",
     "normal",
     "occurrence_gains",

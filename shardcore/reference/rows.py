@@ -23,8 +23,10 @@ from shardcore.store.row_update import RowUpdate
 
 __all__ = [
     "accumulate",
+    "at_winners",
     "divisors",
     "gather_rows",
+    "max_of_bags",
     "narrowed",
     "stochastic_round",
     "occurrence_gains",
@@ -161,6 +163,45 @@ def scaled_to_norm(rows: NDArray[Any], max_norm: float) -> NDArray[Any]:
             if norm > max_norm:
                 row[:] = row.astype(np.float64) * (max_norm / norm)
     return scaled
+
+
+def max_of_bags(
+    rows: NDArray[Any], row_splits: NDArray[np.int64]
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Return the greatest values of each bag of rows, and which row has each; 0 and -1 for none.
+
+    Examples
+    --------
+    >>> max_of_bags(np.array([[1.0], [2.0]]), np.array([0, 2]))
+    (array([[2.]]), array([[1]]))
+    """
+    shape = (row_splits.size - 1, rows.shape[1])
+    out, winners = np.zeros(shape, rows.dtype), np.full(shape, -1, np.int64)
+    for bag, (start, stop) in enumerate(_bags(row_splits)):
+        for column in range(rows.shape[1]):
+            for i in range(start, stop):
+                if i == start or rows[i, column] > out[bag, column]:
+                    out[bag, column], winners[bag, column] = rows[i, column], i
+    return out, winners
+
+
+def at_winners(
+    gradients: NDArray[Any], winners: NDArray[np.int64], row_splits: NDArray[np.int64]
+) -> NDArray[Any]:
+    """Return the gradients of bags at the rows that have their greatest values, 0 elsewhere.
+
+    Examples
+    --------
+    >>> at_winners(np.array([[7.0]]), np.array([[1]]), np.array([0, 2]))
+    array([[0.],
+           [7.]])
+    """
+    out = np.zeros((row_splits[-1], gradients.shape[1]), gradients.dtype)
+    for bag, (start, stop) in enumerate(_bags(row_splits)):
+        for column in range(gradients.shape[1]):
+            if stop > start:
+                out[winners[bag, column], column] = gradients[bag, column]
+    return out
 
 
 def divisors(
