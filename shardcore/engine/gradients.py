@@ -17,6 +17,7 @@ from shardcore.backend.base import Backend
 from shardcore.backend.messages import NotFinite, TableBatch, TableUpdate
 from shardcore.dtypes import TABLE_DTYPES
 from shardcore.engine.in_flight import Batch
+from shardcore.engine.max_gradients import MaxGradient, at_occurrences
 from shardcore.engine.tables import PlannedTable
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
 from shardcore.features.prepare import PlannedFeature
@@ -140,7 +141,8 @@ def read_gradients(
     on_device = False
     small: list[NDArray[Any]] = []  # tested all at once
     takes = backend.takes_gradient
-    for feature, leaf, prepared in zip(features, leaves, batch.prepared, strict=True):
+    for at, (feature, leaf) in enumerate(zip(features, leaves, strict=True)):
+        prepared = batch.prepared[at]
         if leaf is None:
             values.append(None)
             continue
@@ -148,6 +150,11 @@ def read_gradients(
         if spec.optimizer is None:
             raise ShardcoreValueError(f"{path} must be None: table {spec.name!r} has no optimizer")
         shape = (*prepared.shape, spec.dim)
+        if prepared.max_splits is not None:  # its activations were given on the host
+            own = read_gradient(leaf, shape, feature.value, path, check, keep)
+            assert own is not None, "a leaf is given"
+            values.append(MaxGradient(own, batch, at))
+            continue
         try:
             taken = takes(leaf)
         except ShardcoreValueError as error:
@@ -163,7 +170,9 @@ def read_gradients(
             small.append(gradient.reshape(-1))
     if small and not np.isfinite(np.concatenate(small)).all():
         for feature, leaf, prepared in zip(features, leaves, batch.prepared, strict=True):
-            if leaf is not None and not takes(leaf):  # raises for one of them
+            if leaf is None or prepared.max_splits is not None:
+                continue
+            if not takes(leaf):  # raises for one of them
                 shape = (*prepared.shape, feature.spec.dim)
                 read_gradient(leaf, shape, feature.value, feature.gradient_path)
     return Gradients(values, check and on_device)
@@ -265,7 +274,7 @@ def gradients_of_weights(
     planned : sequence of PlannedTable
     share : Share
     updates : sequence of TableUpdate
-        From `table_updates`, of this share and perhaps others, not applied yet.
+        From `at_occurrences` of `table_updates`, of this share and perhaps others, not applied yet.
     backend : Backend
     """
     found: list[NDArray[Any] | None] = [None] * len(share.batch.prepared)
@@ -279,7 +288,7 @@ def gradients_of_weights(
             own = share.of(table)
             if all(gradient is None for gradient in own):
                 continue
-            update = replace(update, batch=batch, gradients=own, origin=None)
+            (update,) = at_occurrences([replace(update, batch=batch, gradients=own, origin=None)])
         for feature, dots in zip(table.features, backend.weight_dots(update), strict=True):
             if dots is not None:
                 prepared = share.batch.prepared[feature]

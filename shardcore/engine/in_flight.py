@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import os
 import weakref
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from numpy.typing import NDArray
 
 from shardcore.backend.messages import TableBatch
 from shardcore.errors import ShardcoreRuntimeError
@@ -38,10 +40,14 @@ class Batch:
     ----------
     prepared : list of PreparedFeature
     tables : list of TableBatch
+    winners : dict of int -> ndarray of int
+        By feature, of those with ``max_splits``: which occurrence has each greatest value. Known
+        once a batch for training is looked up.
     """
 
     prepared: list[PreparedFeature]
     tables: list[TableBatch]
+    winners: dict[int, NDArray[Any]] = field(default_factory=dict)
 
 
 class Pending:

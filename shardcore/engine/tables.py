@@ -154,6 +154,12 @@ def chosen_backend(
     made = _made(backend, options)
     for table in planned:
         made.check_table(table.spec)
+        if table.config.combiner == "max" and made.process_group is not None:
+            raise ShardcoreValueError(
+                f"table {table.spec.name!r} must have another combiner than 'max' on backend "
+                f"{made.name!r}: several processes hold its tables together, and none has all rows "
+                "of a bag"
+            )
     return made
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from shardcore.backend.base import Backend
@@ -19,6 +20,7 @@ from shardcore.engine.gradients import Share, gradients_of_weights, read_gradien
 from shardcore.engine.in_flight import APPLIED, DROPPED, READ, Batch, BatchesInFlight, Pending
 from shardcore.engine.inputs import Inputs
 from shardcore.engine.life import Life
+from shardcore.engine.max_gradients import at_occurrences
 from shardcore.engine.pipeline import Operations
 from shardcore.engine.progress import Progress
 from shardcore.engine.tables import PlannedTable
@@ -28,6 +30,7 @@ from shardcore.errors import (
     ShardcoreTypeError,
     ShardcoreValueError,
 )
+from shardcore.store.bag_max import max_of_bags
 from shardcore.store.lock import Mutex
 
 __all__ = ["Training"]
@@ -220,6 +223,10 @@ class Training:
         for table, arrays in zip(self._tables, found, strict=True):
             for at, array in zip(table.features, arrays, strict=True):
                 shape = (*batch.prepared[at].shape, table.spec.dim)
+                splits = batch.prepared[at].max_splits
+                if splits is not None:
+                    rows = np.ascontiguousarray(array, self._inputs.features[at].value)
+                    array, batch.winners[at] = max_of_bags(rows, splits)
                 activations[at] = array if array.shape == shape else array.reshape(*shape)
         self.counters.add(
             lookups=1,
@@ -276,14 +283,15 @@ class Training:
 
         def update() -> list[Any]:
             found = []
+            ready = at_occurrences(updates)
             progress.check_updates(wait=weight_gradients)
             if weight_gradients:
                 found = [
-                    gradients_of_weights(self._tables, share, updates, self._backend)
+                    gradients_of_weights(self._tables, share, ready, self._backend)
                     for share in shares
                 ]
             if updates:
-                self._backend.apply(updates)
+                self._backend.apply(ready)
                 progress.applied += 1
             return found
 

@@ -27,7 +27,7 @@ __all__ = ["FeatureConfig", "InvalidIds", "TableConfig", "table_names"]
 InvalidIds: TypeAlias = Literal["raise", "drop", "zero", "clip"] | int
 
 _LAYOUTS: Final = ("div", "mod")
-_COMBINERS: Final = ("mean", "sum", "sqrtn")
+_COMBINERS: Final = ("mean", "sum", "sqrtn", "max")
 _INVALID_IDS: Final = ("raise", "drop", "zero", "clip")
 _NULLS: Final = ("raise", "drop")
 _MAX_ROWS: Final = np.iinfo(np.int64).max
@@ -49,9 +49,13 @@ class TableConfig:
         ``TruncatedNormal(mean=0, stddev=1/sqrt(dim))``.
     optimizer : Optimizer, optional
         None: the engine's.
-    combiner : {"mean", "sum", "sqrtn"}
+    combiner : {"mean", "sum", "sqrtn", "max"}
         How the rows of a bag become one vector, with weights w: sum Σw·e, mean Σw·e/Σw, sqrtn
-        Σw·e/√Σw².
+        Σw·e/√Σw². max: the greatest value of each column, without weights, as torch's
+        ``EmbeddingBag``: an empty bag gives zeros, a NaN counts only in the bag's first row, and
+        the gradient goes to the first row that has the value. Every id of the bag still counts as
+        named: its row is updated, by a gradient of zeros. Activations are then NumPy arrays on
+        every backend; not where several processes hold the tables together.
     name : str, optional
         Its name in checkpoints. None: the engine chooses one.
     dtype : dtype
@@ -83,13 +87,18 @@ class TableConfig:
     --------
     >>> TableConfig(1000, 16, combiner="sum", name="user")
     TableConfig(1000, 16, combiner='sum', name='user')
+
+    Three hosts, the second without rows; the greatest values of bags of rows no longer than 1:
+
+    >>> TableConfig(8, 2, combiner="max", layout=[3, 0, 5], max_norm=1.0)
+    TableConfig(8, 2, combiner='max', layout=(3, 0, 5), max_norm=1.0)
     """
 
     vocabulary_size: int
     dim: int
     initializer: Callable[..., Any] | NDArray[Any] | None = None
     optimizer: Optimizer | None = None
-    combiner: Literal["mean", "sum", "sqrtn"] = "mean"
+    combiner: Literal["mean", "sum", "sqrtn", "max"] = "mean"
     name: str | None = None
     dtype: DTypeLike = "float32"
     quantization_config: QuantizationConfig | None = None

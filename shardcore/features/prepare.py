@@ -119,6 +119,9 @@ class PreparedFeature:
         Where each id in bag order stood as it was given; None: the same place.
     ids_shape : tuple of int, or None
         Shape of ids that came as a dense array.
+    max_splits : ndarray of int64, or None
+        Of combiner "max": the row_splits of bags, of whose rows the greatest values are taken. Then
+        `bags` are of one id each, or of none where an invalid id stands for a row of zeros.
     """
 
     bags: FeatureBags
@@ -128,6 +131,7 @@ class PreparedFeature:
     weighed: tuple[NDArray[np.int64], NDArray[Any]] | None
     given_order: NDArray[np.int64] | None
     ids_shape: tuple[int, ...] | None
+    max_splits: NDArray[np.int64] | None = None
 
     def weight_gradient(self, combiner: str, dots: NDArray[Any]) -> NDArray[Any] | None:
         """Return the gradients of the weights as they were given, None where none were.
@@ -210,6 +214,14 @@ def prepare_feature(
         bags, shape, invalid = _sequence(feature, ragged, batch_shape)
         return PreparedFeature(bags, shape, invalid, None, None, None, ids_shape)
     shape = activation_shape(feature, batch_shape)
+    if config.table.combiner == "max":
+        if weights is not None:
+            raise ShardcoreValueError(
+                f"{weights_path}: weights are refused for combiner 'max', which multiplies no row; "
+                f"table {feature.table!r} of {path} has it"
+            )
+        bags, row_splits, invalid = _single_ids(feature, ragged)
+        return PreparedFeature(bags, shape, invalid, None, None, None, ids_shape, row_splits)
     row_splits, combiner = ragged.row_splits, config.table.combiner
     ids, valid, invalid = _valid_ids(feature, ragged.values)
     # "zero" keeps the weight of an invalid id in the denominator, "drop" takes it out.
@@ -242,6 +254,8 @@ def _plain_feature(feature: FeatureInput, leaf: Any) -> PreparedFeature | None:
     through the general forms take longer than the lookup. None: for the long way to say or do.
     """
     config = feature.config
+    if config.table.combiner == "max":
+        return None
     ids_shape: tuple[int, ...] | None = None
     given: NDArray[Any]
     if type(leaf) is np.ndarray:
@@ -389,6 +403,20 @@ def _splits_without(row_splits: NDArray[np.int64], valid: NDArray[np.bool_]) -> 
     kept_before = np.zeros(valid.size + 1, np.int64)
     np.cumsum(valid, out=kept_before[1:])
     return kept_before[row_splits]
+
+
+def _single_ids(
+    feature: FeatureInput, ragged: Ragged
+) -> tuple[FeatureBags, NDArray[np.int64], int]:
+    """Return a bag per occurrence, holding its id, and the row_splits of the bags given."""
+    ids, valid, invalid = _valid_ids(feature, ragged.values)
+    row_splits = ragged.row_splits
+    if valid is not None and feature.config.invalid_ids == "drop":
+        ids, row_splits, valid = ids[valid], _splits_without(row_splits, valid), None
+    single = np.arange(ids.size + 1, dtype=np.int64)
+    if valid is not None:  # "zero": a row of zeros among those of the bag
+        ids, single = ids[valid], _splits_without(single, valid)
+    return FeatureBags(ids, single), row_splits, invalid
 
 
 def _sequence(

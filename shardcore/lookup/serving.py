@@ -24,6 +24,7 @@ from shardcore.features.structure import (
     with_entries,
 )
 from shardcore.lookup.lookup import as_row_store, bag_blocks
+from shardcore.store.bag_max import max_of_bags
 from shardcore.store.segment_reduce import reduce_bags
 from shardcore.variable.row_store import RowStore
 
@@ -102,6 +103,8 @@ def serving_embedding_lookup(
         table = feature.table
         out = np.empty((ready.bags.num_bags, table.dim), working_dtype(np.dtype(table.dtype)))
         combine_bags(stores[table], ready.bags, out, _as_seen(table))
+        if ready.max_splits is not None:
+            out, _ = max_of_bags(out, ready.max_splits)
         found.append(out.reshape(*ready.shape, table.dim))
     return unflatten(asked, found, _is_leaf)
 

@@ -21,9 +21,7 @@ __all__ = ["at_winners", "max_of_bags"]
 Winners = NDArray[np.int32] | NDArray[np.int64]
 
 
-def max_of_bags(
-    rows: NDArray[Any], row_splits: NDArray[np.int64]
-) -> tuple[NDArray[Any], Winners]:
+def max_of_bags(rows: NDArray[Any], row_splits: NDArray[np.int64]) -> tuple[NDArray[Any], Winners]:
     """Return the greatest values of each bag, and which row has each; several threads work.
 
     Parameters
@@ -50,7 +48,7 @@ def max_of_bags(
     """
     shape = (row_splits.size - 1, rows.shape[1])
     few = len(rows) <= np.iinfo(np.int32).max
-    winners: Winners = np.empty(shape, np.int32 if few else np.int64)
+    winners: NDArray[Any] = np.empty(shape, np.int32 if few else np.int64)
     out = np.empty(shape, rows.dtype)
     kernel = _kernel.max_of_bags[TYPE_NAMES[rows.dtype], TYPE_NAMES[winners.dtype]]
     pieces = threads.ranges(row_splits, max(rows.shape[1], 1))

@@ -1,6 +1,7 @@
 """The largest value per column of each bag, whose gradient goes where torch sends it.
 
-That is the first of the bag's rows that has the largest value.
+That is the first of the bag's rows that has the largest value. As in torch, a NaN counts only in
+the first row of a bag.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+from shardcore.store.bag_max import max_of_bags as winners_of_bags
 
 __all__ = ["bag_numbers", "max_of_bags"]
 
@@ -31,7 +34,7 @@ def max_of_bags(rows: Any, row_splits: NDArray[np.int64]) -> Any:
 
     Parameters
     ----------
-    rows : tensor, shape (ids, dim)
+    rows : tensor of floats, shape (ids, dim)
     row_splits : ndarray, shape (bags + 1,)
 
     Examples
@@ -40,18 +43,11 @@ def max_of_bags(rows: Any, row_splits: NDArray[np.int64]) -> Any:
     tensor([[3., 5.],
             [0., 0.]])
     """
-    bags, (ids, dim) = row_splits.size - 1, rows.shape
-    bag = bag_numbers(row_splits)
-    columns = bag[:, None].expand(ids, dim)
+    bags, dim = row_splits.size - 1, rows.shape[1]
     with torch.no_grad():
-        least = torch.full((bags, dim), -torch.inf, dtype=rows.dtype)
-        largest = least.scatter_reduce(0, columns, rows, "amax")
-        place = torch.arange(ids)[:, None].expand(ids, dim)
-        place = torch.where(rows == largest[bag], place, ids)
-        first = torch.full((bags, dim), ids).scatter_reduce(0, columns, place, "amin")
-        filled = torch.from_numpy(np.flatnonzero(np.diff(row_splits)))
-        # A NaN equals nothing; the first row of the bag then stands for it.
-        begins = torch.from_numpy(row_splits[:-1])[filled][:, None]
-        first = torch.where(first[filled] < ids, first[filled], begins)
+        wide = rows.dtype if rows.dtype == torch.float64 else torch.float32
+        values = rows.detach().to(wide).contiguous().numpy()
+        first = torch.from_numpy(winners_of_bags(values, row_splits)[1].astype(np.int64))
+    filled = torch.from_numpy(np.flatnonzero(np.diff(row_splits)))
     found = rows.new_zeros((bags, dim))
-    return found.index_copy(0, filled, rows.gather(0, first))
+    return found.index_copy(0, filled, rows.gather(0, first[filled]))

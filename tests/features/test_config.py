@@ -55,6 +55,7 @@ def test_table_defaults():
         "layout": "div",
         "placement": "row",
         "exchange": "exact",
+        "max_norm": None,
     }
 
 
@@ -161,10 +162,10 @@ def test_table_repr():
          "optimizer must be an Optimizer or None, got 'adam'"),
         ({"optimizer": Descent}, ShardcoreTypeError,
          "optimizer must be an Optimizer or None, got <class "),
-        ({"combiner": "max"}, ShardcoreValueError,
-         "combiner must be one of 'mean', 'sum', 'sqrtn', got 'max'"),
+        ({"combiner": "min"}, ShardcoreValueError,
+         "combiner must be one of 'mean', 'sum', 'sqrtn', 'max', got 'min'"),
         ({"combiner": None}, ShardcoreTypeError,
-         "combiner must be one of 'mean', 'sum', 'sqrtn', got None"),
+         "combiner must be one of 'mean', 'sum', 'sqrtn', 'max', got None"),
         ({"name": ""}, ShardcoreValueError, "name must not be empty"),
         ({"name": 3}, ShardcoreTypeError, "name must be a string or None, got 3"),
         ({"dtype": "int32"}, ShardcoreTypeError,

@@ -149,6 +149,41 @@ def test_row_counts_for_each_device(platform, exchange):
 
 
 @pytest.mark.parametrize("pipeline", [False, True], ids=["inline", "pipeline"])
+@pytest.mark.parametrize("placement", ["row", "column", "replicated", "table"])
+def test_greatest_values_and_rows_of_a_greatest_norm(platform, placement, pipeline):
+    def engine(*where):
+        table = sc.TableConfig(31, 10, combiner="max", name="t", placement=placement, max_norm=0.8)
+        mean = sc.TableConfig(9, 3, name="mean")
+        features = {
+            "max": sc.FeatureConfig(table),
+            "zero": sc.FeatureConfig(table, invalid_ids="zero"),
+            "seq": sc.FeatureConfig(table, 2),
+            "mean": sc.FeatureConfig(mean),
+        }
+        return sc.ShardedEmbedding(features, sc.optimizers.Adagrad(0.1), *where, seed=3)
+
+    devices = ("pjrt", {"platform": platform, "devices": 4}, pipeline)
+    rng = np.random.default_rng(1)
+    with engine() as on_cpu, engine(*devices) as on_devices:
+        for size in (8, 5, 0):
+            splits = np.concatenate(([0], np.cumsum(rng.integers(0, 6, size))))
+            ids = {name: (rng.integers(0, 9, splits[-1]), splits) for name in ("mean", "seq")}
+            ids["max"] = rng.integers(0, 31, splits[-1]), splits
+            ids["zero"] = rng.integers(-4, 31, splits[-1]), splits
+            held = [e.lookup(ids) for e in (on_cpu, on_devices)]
+            expected, ours = (h.activations for h in held)
+            assert type(ours["max"]) is type(ours["zero"]) is np.ndarray
+            assert isinstance(ours["mean"], jax.Array)
+            assert_near(ours, expected)
+            gradients = gradients_like(rng, expected)
+            held[0].apply_gradients(gradients)
+            there = jax.devices(platform)[0]
+            held[1].apply_gradients(jax.tree.map(lambda g: jax.device_put(g, there), gradients))  # noqa: B023
+        for name in on_cpu.tables:
+            assert_near(on_devices.tables[name][:], on_cpu.tables[name][:])
+
+
+@pytest.mark.parametrize("pipeline", [False, True], ids=["inline", "pipeline"])
 @pytest.mark.parametrize("devices", [1, 8])
 def test_lookups_in_flight_and_several_in_a_step(platform, devices, pipeline):
     """Gradients of one lookup live on the devices, those of the other on the host."""
