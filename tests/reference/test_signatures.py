@@ -9,10 +9,11 @@ import pytest
 
 from shardcore import reference
 from shardcore._core import random
+from shardcore.backend import max_norm
 from shardcore.ids import digests, own_arrays
 from shardcore.ids import row_splits as offsets
 from shardcore.sharding.layout import Layout
-from shardcore.store import occurrences, scatter, segment_reduce, update
+from shardcore.store import bag_max, occurrences, scatter, segment_reduce, update
 
 # Methods of Layout are told by their name only: a twin takes the sizes, a method its layout.
 METHODS = {"locate", "partition", "decompose_slice"}
@@ -29,6 +30,8 @@ FACES: tuple[ModuleType, ...] = (
     occurrences,
     update,
     scatter,
+    bag_max,
+    max_norm,
     random,
 )
 
@@ -72,6 +75,7 @@ def test_every_kernel_of_offsets_and_store_has_a_twin() -> None:
     # what `segment_reduce` returns; `every_row` and `updated` are NumPy around kernels that have
     # twins; `stage_update` is the first half of `update_rows`; `reads_slots` is about dtypes only.
     without = {
+        "as_max_norm",
         "check_row_splits",
         "every_row",
         "immutable",
