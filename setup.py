@@ -47,8 +47,8 @@ UPDATE = (
     "shardcore/optimizer/include"  # the C boundary of optimizers, for others to compile against
 )
 UTILITY = f"{CORE}._cyutility"  # memoryview support code, compiled once for all kernels
-KERNELS = ["bag_max", "constants", "cpu", "hashing", "occurrences", "offsets", "partition", "random"]
-KERNELS += ["slices"]
+KERNELS = ["bag_max", "constants", "cpu", "hashing", "occurrences", "offsets", "partition"]
+KERNELS += ["random", "slices"]
 STORE = ["lock", "work"]  # what no interrupt may split
 
 # One body (a .pxi) compiled for several instruction sets; the best that runs here is picked when
