@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from shardcore_bench.workload import Sizes
 
 import shardcore as sc
-
-from .workload import Sizes
 
 MOST = 1_000_000
 

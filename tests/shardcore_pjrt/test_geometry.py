@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from shardcore_pjrt.mesh.geometry import MAX_LOCAL_ROWS, Geometry
 
@@ -74,13 +74,15 @@ def test_columns_are_cut_before_they_are_packed():
     st.sampled_from([1, 8, 128]),
     st.sampled_from(["div", "mod"]),
 )
+@example(0, 1, 1, "row", 8, "div")
 def test_everything_fits(num_rows, dim, devices, placement, lanes, layout_name):
     table = Geometry(num_rows, dim, devices, placement, lanes, layout_name)
     assert table.layout.num_rows == num_rows
     assert table.layout.shard_sizes.max() <= table.local_rows
     assert table.lines >= 1
     assert table.local_rows == table.lines * table.rows_per_line
-    assert table.local_rows < table.layout.shard_sizes.max() + max(table.rows_per_line, 2)
+    held = max(table.layout.shard_sizes.max(), 1)  # a line, of a table without rows too
+    assert table.local_rows < held + max(table.rows_per_line, 2)
     assert table.width * table.rows_per_line == table.line_width
     assert table.line_width % lanes == 0
     assert table.columns <= table.width < max(2 * table.columns, table.columns + lanes)
@@ -110,6 +112,11 @@ def test_a_geometry_is_a_value():
 @pytest.mark.parametrize(
     ("changed", "error", "message"),
     [
+        (
+            {"placement": (3, 7)},
+            ShardcoreValueError,
+            "placement must be one of row, table, column, replicated, got (3, 7)",
+        ),
         ({"num_rows": -1}, ShardcoreValueError, "num_rows must be an integer >= 0, got -1"),
         ({"num_rows": 1.0}, ShardcoreTypeError, "num_rows must be an integer >= 0, got 1.0"),
         ({"dim": 0}, ShardcoreValueError, "dim must be an integer >= 1, got 0"),

@@ -75,7 +75,8 @@ class Geometry:
         as_count(self.lanes, "lanes")
         for argument, words in (("placement", Placement), ("layout_name", LayoutName)):
             value = getattr(self, argument)
-            if value not in get_args(words) and not isinstance(value, tuple):
+            counts = argument == "layout_name" and isinstance(value, tuple)
+            if value not in get_args(words) and not counts:
                 raise ShardcoreValueError(
                     f"{argument} must be one of {', '.join(get_args(words))}, got {value!r}"
                 )
