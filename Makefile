@@ -58,11 +58,7 @@ demo: .venv-demo/ready  ## the main job
 	.venv-demo/bin/shardcore demo $(DEMO_ARGS)
 
 DOCTESTS := --doctest-modules shardcore backends plugins --ignore=backends/shardcore_pjrt \
-<<<<<<< HEAD
-	--ignore=shardcore/torch --ignore=shardcore/jax
-=======
-	--ignore=shardcore/tf --ignore=shardcore/torch
->>>>>>> fcc4d6e (Open a door for TensorFlow: layers of Keras over an engine, TPUEmbedding's configurations, tf.train's checkpoints)
+	--ignore=shardcore/jax --ignore=shardcore/tf --ignore=shardcore/torch
 # Each process takes neighbours, which share what is made once, and then of what others have left.
 IN_PARALLEL := -n auto --dist worksteal
 
