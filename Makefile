@@ -126,4 +126,4 @@ bench: .venv-test/ready  ## measure
 
 clean:
 	rm -rf .venv-demo .venv-test .venv-pjrt .venv-peers .venv-mutants build dist *.egg-info demo-output
-	find shardcore plugins '(' -name '*.so' -o -name '*.c' -o -name '*.built' ')' -delete
+	find shardcore plugins '(' -name '*.so' -o -name '*.c' -o -name '*.built' ')' ! -name machine.c -delete

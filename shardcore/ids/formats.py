@@ -11,6 +11,7 @@ import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -29,6 +30,8 @@ from shardcore.ids.tensorflow import is_of_tensorflow, read_tensorflow
 from shardcore.validation.arrays import as_floats, as_ids, read_array
 
 __all__ = ["as_ragged", "as_weights", "dense_shape", "named", "placed_weights"]
+
+_HASHED: Final = "strings are hashed by FeatureConfig(table, hash=sc.Hash(buckets))"
 
 _FORMS: Final = (
     "sc.Ragged, sc.Sparse, a dense array, a tuple (values, row_splits), a list of bags, "
@@ -91,7 +94,12 @@ def as_ragged(
     (Ragged([[3, 1], [2, 2]], dtype=int64), (2,))
     """
     with named(path):
-        ragged, shape = _read(leaf, nulls, function)
+        try:
+            ragged, shape = _read(leaf, nulls, function)
+        except ShardcoreTypeError as error:
+            if function is None and not isinstance(leaf, str | bytes) and _holds_strings(leaf):
+                raise ShardcoreTypeError(f"{error}; {_HASHED}") from error
+            raise
         if ragged.values.dtype.kind == "i":
             return ragged, shape
         # Raises for floats; no ids at all may come as floats, as np.array([]) does.
@@ -199,7 +207,7 @@ def placed_weights(weights: Any, ids: Any) -> Any:
     if not isinstance(weights, Sparse):
         return weights
     if is_of_tensorflow(ids):
-        ids = read_tensorflow(ids, "ids")
+        ids = read_tensorflow(ids, "ids", _any_row)  # whatever they are: places are compared
     if not isinstance(ids, Sparse):
         raise ShardcoreTypeError(
             f"weights may be Sparse only where the ids are, got ids of type {type(ids).__name__}"
@@ -248,7 +256,8 @@ def named(path: str) -> Iterator[None]:
 
 def _read(leaf: Any, nulls: Nulls | None, function: Hash | None) -> tuple[Ragged, tuple[int, ...]]:
     if is_of_tensorflow(leaf):
-        leaf = read_tensorflow(leaf, "ids")
+        rows_of = None if function is None else partial(hash_values, function)
+        leaf, function = read_tensorflow(leaf, "ids", rows_of), None
     if isinstance(leaf, Ragged | Sparse) or _is_scipy(leaf):
         ragged, shape = _read_integers(leaf)
         return ragged if function is None else hashed(function, ragged), shape
@@ -261,8 +270,8 @@ def _read(leaf: Any, nulls: Nulls | None, function: Hash | None) -> tuple[Ragged
     elif isinstance(leaf, bool | int | float | complex | np.generic):
         raise _scalar_error(leaf)
     elif is_arrow_column(leaf):
-        rows_of = None if function is None else function._of_column
-        ragged = read_arrow_column(leaf, nulls, _FORMS, rows_of)
+        of_column = None if function is None else function._of_column
+        ragged = read_arrow_column(leaf, nulls, _FORMS, of_column)
     else:
         return _read_dense(leaf, function)
     return ragged, (ragged.num_bags,)
@@ -320,6 +329,21 @@ def _read_list(leaf: list[Any], function: Hash | None) -> Ragged:
             f"write [{bags}] for one id per bag, or [[...]] for one bag of them all"
         )
     return Ragged.from_lists(leaf) if function is None else hash_bags(function, leaf)
+
+
+def _holds_strings(leaf: Any) -> bool:
+    """Return whether bags that were refused hold strings: as far as bags are nested, no deeper."""
+    for bag in leaf if isinstance(leaf, list | tuple) else [leaf]:
+        for one in bag if isinstance(bag, list | tuple) else [bag]:
+            if isinstance(one, np.ndarray) and one.dtype.kind in "USTO":
+                one = next(iter(one.flat), None)
+            if isinstance(one, str | bytes):
+                return True
+    return False
+
+
+def _any_row(values: NDArray[Any]) -> NDArray[np.int64]:
+    return np.zeros(values.shape, np.int64)
 
 
 def _flatten_leading(

@@ -5,9 +5,11 @@ TensorFlow is never imported from here: a caller with one of its objects has imp
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
 from shardcore.ids.ragged import Ragged
@@ -31,7 +33,9 @@ def is_of_tensorflow(leaf: Any) -> bool:
     return kind.__name__ in _RAGGED + _SPARSE and kind.__module__.startswith("tensorflow.")
 
 
-def read_tensorflow(leaf: Any, argument: str) -> Ragged | Sparse:
+def read_tensorflow(
+    leaf: Any, argument: str, rows_of: Callable[[NDArray[Any]], NDArray[Any]] | None = None
+) -> Ragged | Sparse:
     """Return a ``RaggedTensor`` as a `Ragged`, a ``SparseTensor`` as a `Sparse`.
 
     Parameters
@@ -40,6 +44,8 @@ def read_tensorflow(leaf: Any, argument: str) -> Ragged | Sparse:
         A ragged tensor must have rank 2: its rows are the bags.
     argument : str
         For messages: "ids" or "weights".
+    rows_of : callable, optional
+        Makes rows of the values: of strings, by a hash.
 
     Raises
     ------
@@ -64,6 +70,9 @@ def read_tensorflow(leaf: Any, argument: str) -> Ragged | Sparse:
             "or by shardcore.tf.EmbeddingBags"
         )
     arrays = [np.asarray(part) for part in parts]
+    at = 1 if name in _SPARSE else 0
+    if rows_of is not None:
+        arrays[at] = rows_of(arrays[at])
     if name in _SPARSE:
         indices, values, shape = arrays
         return Sparse(indices, values, tuple(int(size) for size in shape))

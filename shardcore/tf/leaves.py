@@ -74,7 +74,7 @@ def _integers(array: NDArray[Any], path: str) -> NDArray[Any]:
     return ids
 
 
-def read_ids(given: Any, path: str, rows: int) -> Leaf:
+def read_ids(given: Any, path: str, rows: int, hashed: bool = False) -> Leaf:
     """Return the tensors of a feature.
 
     Keras makes float32 of ids unless it is told otherwise, by ``keras.Input(dtype="int64")``; they
@@ -87,11 +87,13 @@ def read_ids(given: Any, path: str, rows: int) -> Leaf:
         Its place in the structure; begins every message.
     rows : int
         Of its table.
+    hashed : bool
+        Whether its values are hashed to rows, and so may be strings.
 
     Raises
     ------
     ShardcoreTypeError
-        If it holds no integers, or floats that are too short for so many rows.
+        If it holds neither integers nor strings that are hashed, or floats too short for the rows.
     ShardcoreValueError
         If a ragged tensor has not rank 2.
 
@@ -102,6 +104,13 @@ def read_ids(given: Any, path: str, rows: int) -> Leaf:
     """
     leaf = _read(given, path)
     dtype = leaf.tensors[leaf.values].dtype
+    if hashed and dtype == tf.string:
+        if leaf.kind == "sparse":
+            raise ShardcoreTypeError(
+                f"{path}: strings must be a tensor or a RaggedTensor, got a SparseTensor: give "
+                "tf.RaggedTensor.from_sparse(...) of it"
+            )
+        return leaf
     if not dtype.is_integer and rows > _WHOLE.get(dtype, 0):
         hint = f", which cannot count {rows} rows: give keras.Input(dtype='int64')"
         raise ShardcoreTypeError(

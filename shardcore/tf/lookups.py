@@ -67,7 +67,9 @@ class Lookups:
         """
         planned = self._inputs.features
         ids = [
-            read_ids(leaf, feature.path, feature.spec.num_rows)
+            read_ids(
+                leaf, feature.path, feature.spec.num_rows, hashed=feature.config.hash is not None
+            )
             for leaf, feature in zip(
                 self._inputs.leaves(features, "features"), planned, strict=True
             )

@@ -22,7 +22,8 @@ PARTS = (
     *("setup.py", "pyproject.toml", "MANIFEST.in", "Makefile", "README.md", "LICENSE"),
     *("shardcore", "backends", "plugins", "tests", "bench"),
 )
-MADE = shutil.ignore_patterns("*.so", "*.c", "*.built", "__pycache__", "*.egg-info")
+MADE = ("*.so", "*.c", "*.built", "__pycache__", "*.egg-info")
+KEPT = "machine.c"  # of shardcore_bench: a source
 SETTINGS = ("PYTHONPATH", "PYTHONSAFEPATH", "SHARDCORE_PLUGINS", "SHARDCORE_BACKEND", "MAKEFLAGS")
 
 pytestmark = [
@@ -32,11 +33,15 @@ pytestmark = [
 ]
 
 
+def made(folder, names):
+    return shutil.ignore_patterns(*MADE)(folder, names) - {KEPT}
+
+
 def copy_of_the_sources(folder):
     folder.mkdir(exist_ok=True)
     for part in PARTS:
         if (ROOT / part).is_dir():
-            shutil.copytree(ROOT / part, folder / part, ignore=MADE)
+            shutil.copytree(ROOT / part, folder / part, ignore=made)
         else:
             shutil.copy(ROOT / part, folder / part)
     return folder

@@ -499,3 +499,27 @@ def test_scipy_and_pyarrow_are_never_imported():
         [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("ids", "told"),
+    [
+        ([["a"], [1]], "lists[0][0] must be a number, got 'a'"),
+        (["a", "b"], "lists[0] must be a bag, a list of integers, got 'a'"),
+        (([b"x"], [0, 1]), "values[0] must be a number, got b'x'"),
+        (np.array(["a"]), "ids must be integers, got dtype <U1"),
+        (np.array([b"a"]), "ids must be integers, got dtype |S1"),
+        (np.array(["a"], object), "ids must be integers, got dtype object; give a list of bags"),
+    ],
+)
+def test_strings_without_a_hash_are_told_of_it(ids, told):
+    hint = "; strings are hashed by FeatureConfig(table, hash=sc.Hash(buckets))"
+    with pytest.raises(ShardcoreTypeError, match=f"^{re.escape(f'features: {told}{hint}')}$"):
+        as_ragged(ids, "features")
+
+
+@pytest.mark.parametrize("ids", [[[1.5]], np.array([1.5]), "ab", [[None]], np.array([None])])
+def test_what_is_no_string_is_not_told_of_hashes(ids):
+    with pytest.raises(ShardcoreTypeError) as raised:
+        as_ragged(ids, "features")
+    assert "hash" not in str(raised.value)

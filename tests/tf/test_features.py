@@ -122,3 +122,48 @@ def test_inside_a_function_there_are_no_values_yet(ids):
         f"features: ids must have values, got a {type(ids).__name__} of a tf.function: look up "
         "outside of it, or by shardcore.tf.EmbeddingBags"
     ]
+
+
+WORDS = tf.ragged.constant([["red", "blue"], [], ["red"]])
+
+
+def of_words(**options):
+    function = sc.Hash(50, kind="farmhash64")
+    table = sc.TableConfig(50, 1, initializer=sc.initializers.RowId(), combiner="sum", name="t")
+    return sc.ShardedEmbedding(sc.FeatureConfig(table, hash=function), **options)
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [WORDS, WORDS.to_sparse(), tf.constant([["red", "blue"], ["blue", "blue"], ["red", "red"]])],
+    ids=["ragged", "sparse", "dense"],
+)
+def test_strings_fall_into_the_buckets_of_tensorflow(ids):
+    bags = tf.RaggedTensor.from_sparse(ids) if isinstance(ids, tf.SparseTensor) else ids
+    sums = tf.reduce_sum(tf.strings.to_hash_bucket_fast(bags, 50), 1)
+    assert of_words()(ids)[:, 0].tolist() == sums.numpy().tolist()
+
+
+def test_weights_of_sparse_strings_have_their_places():
+    words, weights = WORDS.to_sparse(), tf.ragged.constant([[2.0, 0.0], [], [0.5]]).to_sparse()
+    red = int(tf.strings.to_hash_bucket_fast("red", 50))
+    assert of_words()(words, weights)[:, 0].tolist() == [2 * red, 0, red / 2]
+
+
+def test_strings_come_through_the_layer():
+    import shardcore.tf as st
+
+    expected = of_words()(WORDS)
+    layer = st.EmbeddingBags(of_words(optimizer=sc.optimizers.SGD(0.5)))
+    assert layer(WORDS, training=False).numpy().tolist() == expected.tolist()
+    assert tf.function(layer)(WORDS).numpy().tolist() == expected.tolist()
+    told = (
+        "features: strings must be a tensor or a RaggedTensor, got a SparseTensor: give "
+        "tf.RaggedTensor.from_sparse(...) of it"
+    )
+    with pytest.raises(ShardcoreTypeError, match=re.escape(told)):
+        layer(WORDS.to_sparse())
+    plain = st.EmbeddingBags(engine())
+    told = "features: ids must be integers, got string"
+    with pytest.raises(ShardcoreTypeError, match=re.escape(told)):
+        plain(WORDS)
