@@ -42,12 +42,12 @@ class Adagrad(FormulaSteps):
     ----------
     learning_rate : float or callable
         η >= 0, or a callable f(step) or f(), asked once per batch. Presets: tf 0.001, fbgemm
-        0.01, tpu 0.001.
+        0.01, tpu 0.001, torch 0.01.
     initial_accumulator_value : float
         First value of the slot ``accumulators``, one per weight; > 0, or >= 0 with an epsilon.
-        Presets: tf 0.1, fbgemm 0, tpu 0.1.
+        Presets: tf 0.1, fbgemm 0, tpu 0.1, torch 0.
     epsilon : float
-        ε >= 0. Presets: tf 0, fbgemm 1e-8, tpu 0.
+        ε >= 0. Presets: tf 0, fbgemm 1e-8, tpu 0, torch 1e-10.
     **common
         Clipping, weight decay, rounding, ``preset``: see `RowSteps`.
 
@@ -88,6 +88,7 @@ class Adagrad(FormulaSteps):
     defaults = {
         "tf": {"learning_rate": 0.001, "initial_accumulator_value": 0.1, "epsilon": 0.0},
         "fbgemm": {"learning_rate": 0.01, "initial_accumulator_value": 0.0, "epsilon": 1e-8},
+        "torch": {"learning_rate": 0.01, "initial_accumulator_value": 0.0, "epsilon": 1e-10},
     }
 
     def _check_together(self) -> None:
@@ -132,14 +133,14 @@ class RowwiseAdagrad(FormulaSteps):
     ----------
     learning_rate : float or callable
         η >= 0, or a callable f(step) or f(), asked once per batch. Presets: tf 0.001, fbgemm
-        0.01, tpu 0.001.
+        0.01, tpu 0.001, torch 0.01.
     initial_accumulator_value : float
         First value of the slot ``accumulators``, one per row; > 0, or >= 0 with an epsilon.
-        Presets: tf 0.1, fbgemm 0, tpu 0.1.
+        Presets: tf 0.1, fbgemm 0, tpu 0.1, torch 0.
     reduce : {"mean", "max"}, default "mean"
         How the squares of a row become one number.
     epsilon : float
-        ε >= 0. Presets: tf 0, fbgemm 1e-8, tpu 0.
+        ε >= 0. Presets: tf 0, fbgemm 1e-8, tpu 0, torch 1e-10.
     **common
         Clipping, weight decay, rounding, ``preset``: see `RowSteps`.
 

@@ -70,6 +70,7 @@ class Moments(FormulaSteps):
             "bias_correction": "global",
         },
         "tpu": {"epsilon": 1e-8, "sum_inside_sqrt": False, "bias_correction": "global"},
+        "torch": {"epsilon": 1e-8, "sum_inside_sqrt": False, "bias_correction": "global"},
     }
     second_moment = "element"
 
@@ -141,18 +142,18 @@ class Adam(Moments):
     ----------
     learning_rate : float or callable
         η >= 0, or a callable f(step) or f(), asked once per batch. Presets: tf 0.001, fbgemm
-        0.01, tpu 0.001.
+        0.01, tpu 0.001, torch 0.001.
     beta_1, beta_2 : float, default 0.9, 0.999
         In [0, 1).
     epsilon : float
-        ε > 0. Presets: tf 1e-7, fbgemm 1e-8, tpu 1e-8.
+        ε > 0. Presets: tf 1e-7, the others 1e-8.
     lazy_adam : bool, default True
         True: rows that no batch touches stay. False: all rows move at every step, also those whose
         gradient is 0.
     sum_inside_sqrt : bool
-        Where ε goes. Presets: tf True, fbgemm False, tpu False.
+        Where ε goes. Presets: tf True, the others False.
     bias_correction : {"none", "global", "row"}
-        Presets: tf "none", fbgemm "global", tpu "global".
+        Presets: tf "none", the others "global".
     **common
         Clipping, weight decay, rounding, ``preset``: see `RowSteps`.
 
@@ -164,9 +165,10 @@ class Adam(Moments):
     Notes
     -----
     Kingma, Ba, "Adam: A Method for Stochastic Optimization", ICLR 2015. ``preset="tf"`` is
-    TensorFlow's ``tf.tpu.experimental.embedding.Adam``; ``"fbgemm"`` FBGEMM's ``ADAM``, the same as
-    ``torch.optim.Adam`` on the touched rows. Slots ``momenta`` and ``velocities``; with ``"row"``
-    also the powers of the betas, one per row, in the working dtype.
+    TensorFlow's ``tf.tpu.experimental.embedding.Adam``; ``"fbgemm"`` FBGEMM's ``ADAM``; ``"torch"``
+    ``torch.optim.SparseAdam``, and with ``lazy_adam=False`` ``torch.optim.Adam``. Slots ``momenta``
+    and ``velocities``; with ``"row"`` also the powers of the betas, one per row, in the working
+    dtype.
 
     Examples
     --------

@@ -32,13 +32,14 @@ class RMSProp(FormulaSteps):
     Parameters
     ----------
     learning_rate : float or callable
-        η >= 0, or a callable f(step) or f(), asked once per batch. Presets: 0.001, fbgemm 0.01.
-    rho : float, default 0.9
-        In [0, 1).
+        η >= 0, or a callable f(step) or f(), asked once per batch. Presets: 0.001, fbgemm and torch
+        0.01.
+    rho : float
+        In [0, 1). Presets: 0.9, torch 0.99.
     momentum : float, default 0
         In [0, 1).
     epsilon : float
-        ε > 0. Presets: 1e-7, fbgemm 1e-8.
+        ε > 0. Presets: 1e-7, fbgemm and torch 1e-8.
     sum_inside_sqrt : bool, default False
     **common
         Clipping, weight decay, rounding, ``preset``: see `RowSteps`.
@@ -67,7 +68,7 @@ class RMSProp(FormulaSteps):
     """
 
     learning_rate: LearningRate = FROM_PRESET
-    rho: float = 0.9
+    rho: float = FROM_PRESET
     momentum: float = 0.0
     epsilon: float = FROM_PRESET
     _: KW_ONLY
@@ -81,8 +82,9 @@ class RMSProp(FormulaSteps):
         "sum_inside_sqrt": flag,
     }
     defaults = {
-        "tf": {"learning_rate": 0.001, "epsilon": 1e-7},
+        "tf": {"learning_rate": 0.001, "rho": 0.9, "epsilon": 1e-7},
         "fbgemm": {"learning_rate": 0.01, "epsilon": 1e-8},
+        "torch": {"learning_rate": 0.01, "rho": 0.99, "epsilon": 1e-8},
     }
 
     @property

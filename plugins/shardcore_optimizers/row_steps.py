@@ -46,10 +46,10 @@ __all__ = [
     "sum_of_squares",
 ]
 
-Preset: TypeAlias = Literal["tf", "fbgemm", "tpu"]
+Preset: TypeAlias = Literal["tf", "fbgemm", "tpu", "torch"]
 Rule: TypeAlias = Callable[[Any, str], Any]
 
-PRESETS: Final = ("tf", "fbgemm", "tpu")
+PRESETS: Final = ("tf", "fbgemm", "tpu", "torch")
 # Bits of `RowSteps.configured`.
 _CLIPS: Final = BITS["clips"]
 _CLIPS_NORM: Final = BITS["clips_norm"]
@@ -269,10 +269,10 @@ class RowSteps(Optimizer, kw_only=True):
         (rows, 1), which is not copied, or a callable ``init(rows, row_shape, dtype, seed)`` as
         tables have it (`shardcore.initializers`). Whether the formula can do with these values is
         not checked. Kept as a tuple of pairs, in the order of the slots.
-    preset : {"tf", "fbgemm", "tpu"}, default "tf"
+    preset : {"tf", "fbgemm", "tpu", "torch"}, default "tf"
         The source of arguments that are not given: TensorFlow's TPUEmbedding parameter classes,
-        FBGEMM's table-batched embeddings, or jax-tpu-embedding's SparseCore specs. It is not kept:
-        the same numbers given one by one make an equal optimizer.
+        FBGEMM's table-batched embeddings, jax-tpu-embedding's SparseCore specs, or
+        ``torch.optim``. It is not kept: the same numbers given one by one make an equal optimizer.
 
     Raises
     ------

@@ -26,7 +26,7 @@ class SGD(FormulaSteps):
     ----------
     learning_rate : float or callable
         η >= 0, or a callable f(step) or f(), asked once per batch. Presets: tf 0.01, fbgemm
-        0.01, tpu 0.001.
+        0.01, tpu 0.001, torch 0.001.
     momentum : float, default 0
         In [0, 1).
     nesterov : bool, default False
@@ -68,6 +68,7 @@ class SGD(FormulaSteps):
     defaults = {
         "tf": {"learning_rate": 0.01},
         "tpu": {"learning_rate": 0.001},
+        "torch": {"learning_rate": 0.001},
     }
 
     def _check_together(self) -> None:

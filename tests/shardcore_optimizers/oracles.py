@@ -62,18 +62,21 @@ DEFAULTS = {
         "tf": {"learning_rate": 0.01, "momentum": 0.0, "nesterov": False},
         "fbgemm": {"learning_rate": 0.01, "momentum": 0.0, "nesterov": False},
         "tpu": {"learning_rate": 0.001, "momentum": 0.0, "nesterov": False},
+        "torch": {"learning_rate": 0.001, "momentum": 0.0, "nesterov": False},
     },
     # [TF] without epsilon; [FB] EXACT_ADAGRAD; [SC]
     "Adagrad": {
         "tf": {"learning_rate": 0.001, "initial_accumulator_value": 0.1, "epsilon": 0.0},
         "fbgemm": {"learning_rate": 0.01, "initial_accumulator_value": 0.0, "epsilon": 1e-8},
         "tpu": {"learning_rate": 0.001, "initial_accumulator_value": 0.1, "epsilon": 0.0},
+        "torch": {"learning_rate": 0.01, "initial_accumulator_value": 0.0, "epsilon": 1e-10},
     },
     # [FB] EXACT_ROWWISE_ADAGRAD; no other library has it: the numbers of Adagrad
     "RowwiseAdagrad": {
         "tf": {"learning_rate": 0.001, "initial_accumulator_value": 0.1, "epsilon": 0.0},
         "fbgemm": {"learning_rate": 0.01, "initial_accumulator_value": 0.0, "epsilon": 1e-8},
         "tpu": {"learning_rate": 0.001, "initial_accumulator_value": 0.1, "epsilon": 0.0},
+        "torch": {"learning_rate": 0.01, "initial_accumulator_value": 0.0, "epsilon": 1e-10},
     },
     # [TF]; [SC]; [FB] has none: its rate and momentum
     "AdagradMomentum": {
@@ -82,6 +85,7 @@ DEFAULTS = {
             "tf": {"learning_rate": 0.001, "momentum": 0.0, "initial_accumulator_value": 0.0},
             "fbgemm": {"learning_rate": 0.01, "momentum": 0.9, "initial_accumulator_value": 0.0},
             "tpu": {"learning_rate": 0.001, "momentum": 0.9, "initial_accumulator_value": 0.1},
+            "torch": {"learning_rate": 0.001, "momentum": 0.0, "initial_accumulator_value": 0.0},
         }.items()
     },
     # [TF]; [SC] 0.01; [FB] has none: its rate
@@ -89,12 +93,14 @@ DEFAULTS = {
         "tf": {**OF_FTRL, "learning_rate": 0.001},
         "fbgemm": {**OF_FTRL, "learning_rate": 0.01},
         "tpu": {**OF_FTRL, "learning_rate": 0.01},
+        "torch": {**OF_FTRL, "learning_rate": 0.001},
     },
     # [TF] epsilon under the root, no correction; [FB] ADAM; [SC]
     "Adam": {
         "tf": {**BETAS, **UNCORRECTED, "learning_rate": 0.001, "epsilon": 1e-7},
         "fbgemm": {**BETAS, **CORRECTED, "learning_rate": 0.01, "epsilon": 1e-8},
         "tpu": {**BETAS, **CORRECTED, "learning_rate": 0.001, "epsilon": 1e-8},
+        "torch": {**BETAS, **CORRECTED, "learning_rate": 0.001, "epsilon": 1e-8},
     },
     # [ADAMW] in the numbers of the library's Adam; decay as in torch.optim.AdamW
     "AdamW": {
@@ -109,6 +115,7 @@ DEFAULTS = {
             "tf": {"learning_rate": 0.001, "epsilon": 1e-7},
             "fbgemm": {"learning_rate": 0.01, "epsilon": 1e-8},
             "tpu": {"learning_rate": 0.001, "epsilon": 1e-8},
+            "torch": {"learning_rate": 0.001, "epsilon": 1e-8},
         }.items()
     },
     # [FB] PARTIAL_ROWWISE_ADAM; else the numbers of Adam
@@ -116,14 +123,16 @@ DEFAULTS = {
         "tf": {**BETAS, **UNCORRECTED, "learning_rate": 0.001, "epsilon": 1e-7},
         "fbgemm": {**BETAS, **CORRECTED, "learning_rate": 0.01, "epsilon": 1e-8},
         "tpu": {**BETAS, **CORRECTED, "learning_rate": 0.001, "epsilon": 1e-8},
+        "torch": {**BETAS, **CORRECTED, "learning_rate": 0.001, "epsilon": 1e-8},
     },
     # [RMS] Keras's numbers; [FB] has none: its rate and epsilon
     "RMSProp": {
-        preset: {**numbers, "rho": 0.9, "momentum": 0.0, "sum_inside_sqrt": False}
+        preset: {"rho": 0.9, **numbers, "momentum": 0.0, "sum_inside_sqrt": False}
         for preset, numbers in {
             "tf": {"learning_rate": 0.001, "epsilon": 1e-7},
             "fbgemm": {"learning_rate": 0.01, "epsilon": 1e-8},
             "tpu": {"learning_rate": 0.001, "epsilon": 1e-7},
+            "torch": {"learning_rate": 0.01, "rho": 0.99, "epsilon": 1e-8},
         }.items()
     },
     # [LAMB] the numbers of TensorFlow Addons; [FB] LAMB
@@ -131,12 +140,14 @@ DEFAULTS = {
         "tf": {**BETAS, **CORRECTED, **IN_FORMULA, "learning_rate": 0.001, "epsilon": 1e-6},
         "fbgemm": {**BETAS, **CORRECTED, **IN_FORMULA, "learning_rate": 0.01, "epsilon": 1e-8},
         "tpu": {**BETAS, **CORRECTED, **IN_FORMULA, "learning_rate": 0.001, "epsilon": 1e-6},
+        "torch": {**BETAS, **CORRECTED, **IN_FORMULA, "learning_rate": 0.001, "epsilon": 1e-6},
     },
     # [FB] LARS_SGD, for all
     "LARS": {
         "tf": {**OF_LARS, **IN_FORMULA, "learning_rate": 0.01},
         "fbgemm": {**OF_LARS, **IN_FORMULA, "learning_rate": 0.01},
         "tpu": {**OF_LARS, **IN_FORMULA, "learning_rate": 0.01},
+        "torch": {**OF_LARS, **IN_FORMULA, "learning_rate": 0.01},
     },
 }
 

@@ -713,7 +713,7 @@ REFUSED = [
     (SGD, {"momentum": -0.1}, f"momentum must be a number >= 0 and < 1, {FINITE} -0.1"),
     (SGD, {"nesterov": True}, "nesterov must be False without momentum, got momentum 0"),
     (SGD, {"nesterov": 1}, "nesterov must be True or False, got 1"),
-    (SGD, {"preset": "jax"}, "preset must be 'tf', 'fbgemm' or 'tpu', got 'jax'"),
+    (SGD, {"preset": "jax"}, "preset must be 'tf', 'fbgemm', 'tpu' or 'torch', got 'jax'"),
     (SGD, {"clipvalue": -1.0}, f"clipvalue must be a number >= 0, {FINITE} -1.0"),
     (SGD, {"clipvalue": (2, 1)}, "clipvalue[0] must be <= clipvalue[1], got 2 > 1"),
     (SGD, {"clipvalue": (1,)}, "clipvalue must be a number or a tuple (lowest, highest), got (1,)"),

@@ -17,22 +17,22 @@ ROWS, DIM, STEPS = 40, 5, 3
 
 PAIRS = {
     "SGD": (
-        sc.optimizers.SGD(0.1),
-        lambda p: torch.optim.SGD(p, lr=0.1),
+        sc.optimizers.SGD(preset="torch"),
+        lambda p: torch.optim.SGD(p),
         True,
     ),
     "SparseAdam": (
-        sc.optimizers.Adam(preset="tpu"),
+        sc.optimizers.Adam(preset="torch"),
         lambda p: torch.optim.SparseAdam(p),
         True,
     ),
     "Adagrad, sparse": (
-        sc.optimizers.Adagrad(0.01, initial_accumulator_value=0.0, epsilon=1e-10),
+        sc.optimizers.Adagrad(preset="torch"),
         lambda p: torch.optim.Adagrad(p),
         True,
     ),
     "Adagrad": (
-        sc.optimizers.Adagrad(0.01, initial_accumulator_value=0.0, epsilon=1e-10),
+        sc.optimizers.Adagrad(preset="torch"),
         lambda p: torch.optim.Adagrad(p),
         False,
     ),
@@ -41,13 +41,18 @@ PAIRS = {
         lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
         None,
     ),
+    "RMSprop, of rows that are all touched": (
+        sc.optimizers.RMSProp(preset="torch"),
+        lambda p: torch.optim.RMSprop(p),
+        None,
+    ),
     "Adam": (
-        sc.optimizers.Adam(preset="tpu", lazy_adam=False),
+        sc.optimizers.Adam(preset="torch", lazy_adam=False),
         lambda p: torch.optim.Adam(p),
         False,
     ),
     "AdamW": (
-        sc.optimizers.AdamW(0.001, epsilon=1e-8, lazy_adam=False),
+        sc.optimizers.AdamW(preset="torch", lazy_adam=False),
         lambda p: torch.optim.AdamW(p),
         False,
     ),
