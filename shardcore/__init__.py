@@ -24,7 +24,8 @@ readable NumPy twins of the kernels.
 
 from __future__ import annotations
 
-# The kernels first: in a clone that is not built they say so, before anything else is missed.
+# The kernels first: in a clone that is not built they say so, before anything else is missed. The
+# others are not used here, but as attributes: ``sc.optimizers``.
 from shardcore import _core, checkpoint, initializers, optimizers, schedules  # noqa: F401
 from shardcore.backend.base import Backend
 from shardcore.backend.quantization import QuantizationConfig

@@ -13,6 +13,6 @@ class JaxMissingError(UnavailableError, ImportError):
 
 
 try:
-    import jax  # noqa: F401
+    import jax  # noqa: F401  # asked for first, so that its absence is said in one sentence
 except ImportError as error:
     raise JaxMissingError(f"shardcore.jax needs the package jax: {pip_install('jax')}") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from shardcore.backend.messages import TableSpec
 from shardcore.backend.quantization import QuantizationConfig
 from shardcore.initializers.filling import as_initializer
 from shardcore.testing.agreement import assert_agree
@@ -99,6 +100,11 @@ class LookupTests(BackendFixtures):
         spec = make_spec("t", 30, 6, self._need(dtype), Probe(), max_norm=1.25)
         twins.create(spec)
         twins.check_storage()
+        self._train_twice(twins, rng, spec)
+        twins.check_storage()
+
+    def _train_twice(self, twins: Twins, rng: np.random.Generator, spec: TableSpec) -> None:
+        """Compare lookups, gradients of weights and updates of rows that are seen changed."""
         for step in (1, 2):
             bags = make_bags(rng, spec, 20, combiner="mean", weighted=True)
             (looked,) = twins.lookup(("t", [bags]), training=True)
@@ -108,7 +114,6 @@ class LookupTests(BackendFixtures):
             assert expected is not None
             assert_agree(found, expected, "weight_dots: dots", max(1e-5, self._limit or 0.0))
             twins.apply((looked, gradients), step=step)
-        twins.check_storage()
 
     @each_dtype
     def test_lookup_of_quantized_rows(
@@ -120,15 +125,7 @@ class LookupTests(BackendFixtures):
         buckets = QuantizationConfig(5, -0.75, 0.75)
         spec = make_spec("t", 30, 6, self._need(dtype), Probe(), quantization=buckets)
         twins.create(spec)
-        for step in (1, 2):
-            bags = make_bags(rng, spec, 20, combiner="mean", weighted=True)
-            (looked,) = twins.lookup(("t", [bags]), training=True)
-            gradients = [gradient_of(rng, spec, bags)]
-            mine, own = looked.updates(gradients, step)
-            found, expected = twins.backend.weight_dots(mine)[0], twins.model.weight_dots(own)[0]
-            assert expected is not None
-            assert_agree(found, expected, "weight_dots: dots", max(1e-5, self._limit or 0.0))
-            twins.apply((looked, gradients), step=step)
+        self._train_twice(twins, rng, spec)
         twins.check_reads()
 
     def test_lookup_of_many_bags(self, twins: Twins, rng: np.random.Generator) -> None:
