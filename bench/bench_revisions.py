@@ -38,6 +38,12 @@ def test_a_case_is_slower_where_every_ratio_passes(here: list[float], verdict: s
     assert comparison([1.0, 1.0, 1.0], here).verdict(1.05) == verdict
 
 
+def test_least_times_count_as_well_as_medians() -> None:
+    rounds = [[1.0, 1.0]] * 3
+    assert Comparison("group", "case", rounds, [[1.0, 1.4]] * 3).verdict(1.05) == ""
+    assert Comparison("group", "case", rounds, [[1.1, 1.4]] * 3).verdict(1.05) == "slower"
+
+
 def test_the_line_of_a_case() -> None:
     line = "| case | 1 ms | 2 ms | **2.00** | 1.50 to 2.00 | slower |"
     assert comparison([0.001, 0.002], [0.002, 0.003]).line(1.05) == line
