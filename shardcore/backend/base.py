@@ -8,9 +8,12 @@ learning rate holds) and speaks to the backend in whole batches.
 
 Four methods make a backend: `make_table`, `remove_table`, `gather` and `scatter`. The base class
 builds the others from them, over the same kernels as the embedded backend, and gives the same
-results; a backend overrides them for speed. `create_table`, `drop_table` and `reseed` are the base
-class's alone: it keeps `specs`, and refuses tables that `capabilities` rule out.
+results; a backend overrides them for speed. `create_table`, `create_tables`, `drop_table` and
+`reseed` are the base class's alone: it keeps `specs`, and refuses tables that `capabilities` rule
+out.
 
+* An engine creates all of its tables in one call, which reaches a backend as `make_tables`. One
+  that lays tables of a kind together overrides it; elsewhere it is `make_table`, one by one.
 * Rows are global everywhere: where a row lives is the backend's business. `layout` returns it.
 * ``slot=None`` means the weights, a name that optimizer slot; row slots have one column.
 * Rows of `scatter` are distinct. All row numbers are int64, checked, in range.
@@ -191,17 +194,36 @@ class Backend(ABC):
         ShardcoreTypeError, ShardcoreValueError
             If `capabilities` rule it out, or there is a table of that name.
         """
-        self.check_table(spec)
-        if spec.name in self.specs:
-            raise ShardcoreValueError(
-                f"backend {self.name!r} has a table {spec.name!r} already: "
-                "every engine needs a backend of its own"
-            )
-        self.specs[spec.name] = spec
+        self.create_tables([spec])
+
+    def create_tables(self, specs: Sequence[TableSpec]) -> None:
+        """Create tables, all of them or, with an error, none.
+
+        Parameters
+        ----------
+        specs : sequence of TableSpec
+            Those that belong together: a backend may lay some of them together.
+
+        Raises
+        ------
+        ShardcoreTypeError, ShardcoreValueError
+            If `capabilities` rule one out, or there is a table of its name.
+        """
+        names = set(self.specs)
+        for spec in specs:
+            self.check_table(spec)
+            if spec.name in names:
+                raise ShardcoreValueError(
+                    f"backend {self.name!r} has a table {spec.name!r} already: "
+                    "every engine needs a backend of its own"
+                )
+            names.add(spec.name)
+        self.specs |= {spec.name: spec for spec in specs}
         try:
-            self.make_table(spec)
+            self.make_tables(specs)
         except BaseException:
-            self.drop_table(spec.name)
+            for spec in reversed(specs):
+                self.drop_table(spec.name)
             raise
 
     def drop_table(self, table: str) -> None:
@@ -222,6 +244,22 @@ class Backend(ABC):
         self._unique_rows += rows
 
     # --- what it may write better ----------------------------------------------------------------
+
+    def make_tables(self, specs: Sequence[TableSpec]) -> None:
+        """Make the rows and slots of several tables, whose specs are in `specs` already.
+
+        Where it raises, `remove_table` is called for every one of them.
+
+        Raises
+        ------
+        ShardcoreMemoryError
+            If there is no room for one of them.
+        """
+        for spec in specs:
+            try:
+                self.make_table(spec)
+            except MemoryError as error:
+                raise spec.no_room(error) from error
 
     @property
     def process_group(self) -> ProcessGroup | None:

@@ -7,6 +7,7 @@ sees them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from shardcore.backend.max_norm import scaled_to_norm
 from shardcore.backend.quantization import QuantizationConfig
+from shardcore.errors import ShardcoreMemoryError
 from shardcore.optimizer.base import Optimizer
 from shardcore.optimizer.slots import SlotSpec
 
@@ -98,6 +100,15 @@ class TableSpec:
             return (self.num_rows, self.dim), self.dtype
         declared = {one.name: one for one in self.slots}[slot]
         return declared.shape(self.num_rows, self.dim), declared.storage_dtype(self.dtype)
+
+    def no_room(self, error: MemoryError) -> ShardcoreMemoryError:
+        """Return the error that names the table there was no room for."""
+        arrays = [self.stored_as(slot) for slot in self.arrays]
+        size = sum(math.prod(shape) * dtype.itemsize for shape, dtype in arrays)
+        return ShardcoreMemoryError(
+            f"table {self.name!r} of {self.num_rows} x {self.dim} {self.dtype} has no room: "
+            f"with its slots it needs {size} bytes: {error}"
+        )
 
     def as_looked_up(self, rows: NDArray[Any]) -> NDArray[Any]:
         """Return stored rows as a lookup sees them: scaled to `max_norm`, rounded to the buckets.

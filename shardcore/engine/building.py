@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from shardcore.backend.base import Backend
 from shardcore.backend.messages import TableSpec
-from shardcore.errors import ShardcoreMemoryError, ShardcoreRuntimeError
+from shardcore.errors import ShardcoreRuntimeError
 from shardcore.store.lock import Mutex
 
 __all__ = ["Building"]
@@ -142,25 +141,13 @@ class Building:
 
     def _create(self, specs: Sequence[TableSpec]) -> None:
         self._drop_unfinished()  # of a build that was cut short before it could
+        # Others are another engine's, and are refused.
+        self._unfinished = [one.name for one in specs if one.name not in self._backend.specs]
         try:
-            for spec in specs:
-                if spec.name not in self._backend.specs:  # else another engine's; refused below
-                    self._unfinished.append(spec.name)
-                self._create_table(spec)
+            self._backend.create_tables(specs)
         except BaseException:
             self._backend.change(self._drop_unfinished)
             raise
-
-    def _create_table(self, spec: TableSpec) -> None:
-        try:
-            self._backend.create_table(spec)
-        except MemoryError as error:
-            arrays = [spec.stored_as(slot) for slot in spec.arrays]
-            size = sum(math.prod(shape) * dtype.itemsize for shape, dtype in arrays)
-            raise ShardcoreMemoryError(
-                f"table {spec.name!r} of {spec.num_rows} x {spec.dim} {spec.dtype} has no room: "
-                f"with its slots it needs {size} bytes: {error}"
-            ) from error
 
     def _drop_unfinished(self) -> None:
         while self._unfinished:

@@ -79,26 +79,32 @@ class BackendMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.specs) < len(NAMES))
     @rule(data=st.data())
     def create(self, data: st.DataObject) -> None:
-        """Create a table of a free name."""
-        name = data.draw(st.sampled_from([name for name in NAMES if name not in self.specs]))
+        """Create tables of free names in one call, alike in all but rows, layout and seed."""
+        free = [name for name in NAMES if name not in self.specs]
+        names = data.draw(st.lists(st.sampled_from(free), min_size=1, max_size=2, unique=True))
         optimizer = data.draw(
             st.sampled_from([Probe(), None, optimizers.SGD(0.5), optimizers.Adagrad(0.5)])
         )
-        num_rows = data.draw(st.integers(1, 9), "num_rows")
+        dim = data.draw(st.sampled_from([1, 2, 17]), "dim")
+        dtype = data.draw(st.sampled_from(self.dtypes), "dtype")
         backend = self.twins.backend
-        layout: LayoutKind = data.draw(st.sampled_from(sorted(backend.capabilities.layouts)))
-        self.twins.create(
-            make_spec(
-                name,
-                num_rows,
-                data.draw(st.sampled_from([1, 2, 17]), "dim"),
-                data.draw(st.sampled_from(self.dtypes), "dtype"),
-                optimizer,
-                initializer=data.draw(st.sampled_from([Uniform(-1.0, 1.0), RowId()])),
-                seed=data.draw(st.integers(0, 2**64 - 1), "seed"),
-                layout=layout_over(backend.num_hosts, layout, num_rows),
+        specs = []
+        for name in names:
+            num_rows = data.draw(st.integers(1, 9), "num_rows")
+            layout: LayoutKind = data.draw(st.sampled_from(sorted(backend.capabilities.layouts)))
+            specs.append(
+                make_spec(
+                    name,
+                    num_rows,
+                    dim,
+                    dtype,
+                    optimizer,
+                    initializer=data.draw(st.sampled_from([Uniform(-1.0, 1.0), RowId()])),
+                    seed=data.draw(st.integers(0, 2**64 - 1), "seed"),
+                    layout=layout_over(backend.num_hosts, layout, num_rows),
+                )
             )
-        )
+        self.twins.create_together(specs)
 
     @precondition(lambda self: self.specs)
     @rule(data=st.data())

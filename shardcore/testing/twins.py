@@ -90,6 +90,11 @@ class Twins:
         self.model.create_table(spec)
         return spec
 
+    def create_together(self, specs: Sequence[TableSpec]) -> None:
+        """Create tables in one call."""
+        self.backend.create_tables(specs)
+        self.model.create_tables(specs)
+
     def drop(self, table: str) -> None:
         """Drop a table."""
         self.backend.drop_table(table)

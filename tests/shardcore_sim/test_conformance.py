@@ -21,11 +21,14 @@ class Placing(SimBackend):
         if fields == {"placement": "column", "exchange": "partial"}:  # no host has whole rows
             self.capabilities = dataclasses.replace(self.capabilities, max_norm=False)
 
-    def create_table(self, spec):
-        """Keep the spec that was given, which the battery compares."""
+    def create_tables(self, specs):
+        """Keep the specs that were given, which the battery compares."""
+        super().create_tables([self._placed(spec) for spec in specs])
+        self.specs |= {spec.name: spec for spec in specs}
+
+    def _placed(self, spec):
         usual = (spec.placement, spec.exchange) == ("row", "exact")
-        super().create_table(dataclasses.replace(spec, **self._fields) if usual else spec)
-        self.specs[spec.name] = spec
+        return dataclasses.replace(spec, **self._fields) if usual else spec
 
 
 def stored(store, slot):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -207,5 +208,68 @@ class TableTests(BackendFixtures):
         twins.drop("a")
         twins.check_storage()
         twins.create(make_spec("a", 7, 6, optimizer=Probe()))
+        twins.check_storage()
+        twins.check_reads()
+
+    @pytest.mark.parametrize("placement", ["row", "table", "column", "replicated"])
+    def test_tables_made_in_one_call_are_tables_of_their_own(
+        self, twins: Twins, rng: np.random.Generator, placement: str
+    ) -> None:
+        """Alike or not: rows, slots, seed, layout, row ids; any of them in a batch or an update."""
+        able = twins.backend.capabilities
+        if placement not in able.placements:
+            pytest.skip(f"the backend has no placement {placement!r}")
+        hosts = twins.backend.num_hosts
+        kinds: list[Any] = sorted(able.layouts)
+        specs = [
+            make_spec(
+                name,
+                rows,
+                6,
+                optimizer=Probe(0.5, 0.25) if name != "d" else optimizers.Adagrad(0.5),
+                layout=layout_over(hosts, kinds[at % len(kinds)], rows),
+                placement=placement,
+                seed=at,
+            )
+            for at, (name, rows) in enumerate((("a", 9), ("b", 1), ("c", 14), ("d", 8), ("e", 23)))
+        ]
+        twins.create_together(specs)
+        twins.check_storage()
+        twins.check_reads()
+        of = {spec.name: spec for spec in specs}
+        for step, names in enumerate(("abcde", "ecb", "a", "bd"), 1):
+            features = {
+                name: [make_bags(rng, of[name], 9, weighted=at > 1) for at in range(1 + at % 2)]
+                for at, name in enumerate(names)
+            }
+            looked = twins.lookup(*features.items(), training=True)
+            given = [
+                [gradient_of(rng, of[name], bags) for bags in features[name]] for name in names
+            ]
+            shares = list(zip(looked, given, strict=True))
+            if step == 1:  # of one batch, all tables but one, by other hyper-parameters, turned
+                pairs = [one.updates(gradients, step) for one, gradients in shares[:0:-1]]
+                twins.apply_pairs(
+                    [
+                        (replace(ours, hyper=(0.125, 0.5)), replace(theirs, hyper=(0.125, 0.5)))
+                        if ours.batch.table in "ce"
+                        else (ours, theirs)
+                        for ours, theirs in pairs
+                    ]
+                )
+            else:
+                twins.apply(*shares, step=step)
+        twins.scatter("c", "peaks", np.array([3]), np.full((1, 1), 9, np.float32))
+        twins.drop("b")
+        twins.check_storage()
+        twins.check_reads()
+
+        def failing(rows: Any, row_shape: Any, dtype: Any, seed: int) -> Any:
+            raise ArithmeticError("no value for these rows")
+
+        more = [make_spec("f", 5, 6), make_spec("g", 5, 6, initializer=failing)]
+        with pytest.raises(ArithmeticError, match="no value for these rows"):
+            twins.backend.create_tables(more)
+        twins.create_together(more[:1])
         twins.check_storage()
         twins.check_reads()

@@ -447,6 +447,19 @@ class TestTakesANameTwice(Suite):
             super().create_table(spec)
 
 
+class TestGivesTablesOfOneCallOneSeed(Suite):
+    class Faulty(ModelBackend):
+        def make_tables(self, specs):
+            super().make_tables([dataclasses.replace(spec, seed=specs[0].seed) for spec in specs])
+
+
+class TestKeepsTheFirstOfTablesThatFail(Suite):
+    class Faulty(ModelBackend):
+        def create_tables(self, specs):
+            for spec in specs:
+                super().create_tables([spec])
+
+
 class TestNeedsARoute(Suite):
     class Faulty(ModelBackend):
         def lookup(self, batches):
@@ -870,6 +883,14 @@ FAULTS = {
     "TestTakesANameTwice": (
         "test_a_name_is_taken_once",
         "DID NOT RAISE ShardcoreError",
+    ),
+    "TestGivesTablesOfOneCallOneSeed": (
+        "test_tables_made_in_one_call_are_tables_of_their_own",
+        "stored rows of table 'b': rows[0, 0] is",
+    ),
+    "TestKeepsTheFirstOfTablesThatFail": (
+        "test_tables_made_in_one_call_are_tables_of_their_own",
+        "has a table 'f' already",
     ),
     "TestNeedsARoute": (
         "test_apply_of_several_lookups_as_one_batch",
