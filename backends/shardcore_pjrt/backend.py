@@ -9,10 +9,11 @@ devices, and gradients may come from there.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,12 +21,20 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from numpy.typing import NDArray
 
-from shardcore.backend import Backend, NotFinite, ProcessGroup, TableBatch, TableSpec, TableUpdate
+from shardcore.backend import (
+    Backend,
+    FeatureBags,
+    NotFinite,
+    ProcessGroup,
+    TableBatch,
+    TableSpec,
+    TableUpdate,
+)
 from shardcore.errors import ShardcoreValueError
 from shardcore.sharding import Layout
 from shardcore.store import changed_here, rounds_stochastically, step_seed
 from shardcore_pjrt.capabilities import CAPABILITIES
-from shardcore_pjrt.device_table import DeviceTable
+from shardcore_pjrt.device_table import DeviceTable, bytes_of_a_device
 from shardcore_pjrt.mesh.batch_parts import access_parts, batch_parts, table_parts, update_parts
 from shardcore_pjrt.mesh.geometry import Geometry
 from shardcore_pjrt.mesh.placing import (
@@ -46,17 +55,42 @@ from shardcore_pjrt.programs.update_program import update_program
 from shardcore_pjrt.routing.lookup_route import route_lookup
 from shardcore_pjrt.routing.strategy import Exchange, choose_exchange, update_exchange
 from shardcore_pjrt.routing.update_route import UpdateRoute, route_update
+from shardcore_pjrt.stacks import Member, global_row_ids, stacked
 
 __all__ = ["PjrtBackend"]
 
 _TPU_LANES = 128
 
 
-class _Routed(NamedTuple):
-    """A batch's route for an update, and its lists on the devices."""
+class _Table(NamedTuple):
+    """A table, and the stack that holds its rows."""
 
+    member: Member
+    stack: DeviceTable
+
+
+class _Together(NamedTuple):
+    """Batches of tables of one stack, and their features as bags over the stack."""
+
+    stack: DeviceTable
+    batches: list[TableBatch]
+    features: list[FeatureBags]
+
+
+class _Routed(NamedTuple):
+    """The route of an update, and its lists on the devices, for tables of one stack."""
+
+    tables: tuple[str, ...]
     route: UpdateRoute
     lists: dict[str, jax.Array]
+
+
+class _Joined(NamedTuple):
+    """Updates of one stack that are one: of a step, by the same hyper-parameters."""
+
+    stack: DeviceTable
+    updates: list[TableUpdate]
+    routed: _Routed
 
 
 class PjrtBackend(Backend):
@@ -133,7 +167,7 @@ class PjrtBackend(Backend):
         if self._processes.several and platform == "cpu":
             _warn_without_time_limit()
         self._programs = Programs()
-        self._tables: dict[str, DeviceTable] = {}
+        self._tables: dict[str, _Table] = {}
         self._refusals = Refusals(self.mesh, self._programs)
         # Programs over the same devices must start in one order on all of them, hence one lock.
         self._lock = self._processes.lock if self._processes.several else threading.RLock()
@@ -162,18 +196,22 @@ class PjrtBackend(Backend):
         Rows of placement "column" or "replicated" are on every device, in part or as a whole; they
         are given as the first device's.
         """
-        held = self._tables[table]
-        if held.spec.placement == "row":
-            return held.geometry.layout
-        home = list(self.mesh.devices.flat).index(held.mesh.devices.flat[0])
+        held, specs = self._tables[table], self.specs
+        if specs[table].placement == "row":
+            return held.member.layout
+        home = list(self.mesh.devices.flat).index(held.stack.mesh.devices.flat[0])
         sizes = [0] * self.num_hosts
-        sizes[home] = held.spec.num_rows
+        sizes[home] = specs[table].num_rows
         return Layout.from_sizes(sizes)
 
     # --- tables ----------------------------------------------------------------------------------
 
     def make_table(self, spec: TableSpec) -> None:
-        """Make rows and slots on the devices.
+        """Make rows and slots on the devices, of a table that lies alone."""
+        self.make_tables([spec])
+
+    def make_tables(self, specs: Sequence[TableSpec]) -> None:
+        """Make rows and slots on the devices; tables that are alike lie together.
 
         Constants are filled in there; other initial values are made on the host, in pieces, since
         they are the same to the bit on every backend.
@@ -181,33 +219,46 @@ class PjrtBackend(Backend):
         Raises
         ------
         ShardcoreValueError
-            If a shard has 2**31 rows or more; or, over several processes, if it is another table in
-            another process.
+            If a shard has 2**31 rows or more; or, over several processes, if they are other tables
+            in another process.
+        ShardcoreMemoryError
+            If the host has no room.
         """
         with self._lock:
             options = repr((self.platform, self._lanes, self._exchange))
-            self._processes.agree(
-                "create_table", [("options of the backend", options), *table_parts(spec)]
-            )
+            parts = itertools.chain.from_iterable(table_parts(spec) for spec in specs)
+            self._processes.agree("create_table", [("options of the backend", options), *parts])
+            for mesh, geometry, members in stacked(self._where(specs)):
+                try:
+                    stack = DeviceTable(mesh, geometry, members, self._programs)
+                except MemoryError as error:
+                    largest = max((one.spec for one in members), key=lambda spec: spec.num_rows)
+                    raise largest.no_room(error) from error
+                for member in members:
+                    self._tables[member.spec.name] = _Table(member, stack)
+
+    def _where(self, specs: Sequence[TableSpec]) -> list[tuple[TableSpec, Geometry, Mesh]]:
+        """Return where each table would lie alone; a whole one on the device that has least."""
+        held = dict.fromkeys(self.mesh.devices.flat, 0)
+        for stack in {id(table.stack): table.stack for table in self._tables.values()}.values():
+            for device in stack.mesh.devices.flat:
+                held[device] += stack.nbytes // stack.mesh.size
+        tables = []
+        for spec in specs:
             mesh = self.mesh
             if spec.placement == "table" and mesh.size > 1:
-                mesh = Mesh(np.array([self._emptiest()]), ("x",))
+                emptiest = min(held, key=lambda device: held[device])
+                mesh = Mesh(np.array([emptiest]), ("x",))
             try:
                 geometry = Geometry(
                     spec.num_rows, spec.dim, mesh.size, spec.placement, self._lanes, spec.layout
                 )
             except ShardcoreValueError as error:
                 raise ShardcoreValueError(f"table {spec.name!r}: {error}") from error
-            self._tables[spec.name] = DeviceTable(mesh, geometry, spec, self._programs)
-
-    def _emptiest(self) -> jax.Device:
-        """Return the device that holds the fewest bytes; the first of several."""
-        held = dict.fromkeys(self.mesh.devices.flat, 0)
-        for table in self._tables.values():
-            share = table.nbytes // table.mesh.size
-            for device in table.mesh.devices.flat:
-                held[device] += share
-        return min(held, key=lambda device: held[device])
+            for device in mesh.devices.flat:
+                held[device] += bytes_of_a_device(geometry, spec)
+            tables.append((spec, geometry, mesh))
+        return tables
 
     def remove_table(self, table: str) -> None:
         """Forget a table; its memory goes with the last program that uses it."""
@@ -218,7 +269,8 @@ class PjrtBackend(Backend):
         """Return copies of rows in request order."""
         with self._lock:
             self._processes.agree("gather", access_parts(table, slot, rows))
-            return self._tables[table].gather(slot, rows)
+            member, stack = self._tables[table]
+            return stack.gather(slot, member.rows(rows))
 
     def scatter(
         self, table: str, slot: str | None, rows: NDArray[np.int64], values: NDArray[Any]
@@ -226,7 +278,8 @@ class PjrtBackend(Backend):
         """Overwrite distinct rows."""
         with self._lock:
             self._processes.agree("scatter", access_parts(table, slot, rows, values))
-            self._tables[table].scatter(slot, rows, values)
+            member, stack = self._tables[table]
+            stack.scatter(slot, member.rows(rows), values)
 
     # --- lookup ----------------------------------------------------------------------------------
 
@@ -236,28 +289,50 @@ class PjrtBackend(Backend):
         They are cut over the devices by bag where their number is a multiple of that of the
         devices; else every device holds all of them.
         """
-        prepared = [self._looked_up(batch) for batch in batches]
+        groups = self._by_stack(batches)
+        prepared = [self._looked_up(group.stack, group.features) for group in groups]
+        found: dict[int, list[Any]] = {}
         with self._lock:
             self._processes.agree("lookup", batch_parts(batches))
-            found = [
-                [
-                    trimmed(self.mesh, self._programs, padded, bags.num_bags)
-                    for bags, padded in zip(
-                        batch.features, program(table.rows, arrays), strict=True
-                    )
-                ]
-                for batch, (table, program, arrays) in zip(batches, prepared, strict=True)
-            ]
-        for batch in batches:  # while the devices look up
-            if batch.training:
-                batch.route = self._routed(batch, (True,) * len(batch.features))
-        return found
+            for group, (program, arrays) in zip(groups, prepared, strict=True):
+                activations = iter(program(group.stack.rows, arrays))
+                for batch in group.batches:
+                    found[id(batch)] = [
+                        trimmed(self.mesh, self._programs, next(activations), bags.num_bags)
+                        for bags in batch.features
+                    ]
+        for stack, together, features in groups:
+            if together[0].training:  # while the devices look up
+                routed = self._routed(stack, [batch.table for batch in together], features)
+                for batch in together:
+                    batch.route = routed
+        return [found[id(batch)] for batch in batches]
 
-    def _looked_up(self, batch: TableBatch) -> tuple[DeviceTable, Any, dict[str, jax.Array]]:
-        """Return a table's lookup program, and the lists it takes."""
-        table = self._tables[batch.table]
+    def _by_stack(self, batches: Sequence[TableBatch]) -> list[_Together]:
+        """Return batches by stack, and by whether gradients follow."""
+        groups: dict[Any, list[TableBatch]] = {}
+        for batch in batches:
+            stack = self._tables[batch.table].stack
+            groups.setdefault((id(stack), batch.training), []).append(batch)
+        return [
+            _Together(
+                self._tables[group[0].table].stack,
+                group,
+                [bags for batch in group for bags in self._bags(batch)],
+            )
+            for group in groups.values()
+        ]
+
+    def _bags(self, batch: TableBatch) -> list[FeatureBags]:
+        """Return a batch's features as bags over the stack."""
+        return self._tables[batch.table].member.bags(batch.features)
+
+    def _looked_up(
+        self, table: DeviceTable, features: Sequence[FeatureBags]
+    ) -> tuple[Any, dict[str, jax.Array]]:
+        """Return a stack's lookup program, and the lists it takes."""
         geometry = table.geometry
-        route = route_lookup(geometry, batch.features, self._exchange_of(geometry))
+        route = route_lookup(geometry, features, self._exchange_of(geometry))
         spec, shape = table.spec, route.shape
         program = self._programs.get(
             lookup_program,
@@ -268,7 +343,7 @@ class PjrtBackend(Backend):
             spec.dtype,
             spec.max_norm,
         )
-        return table, program, self._lists(table, route.arrays)
+        return program, self._lists(table, route.arrays)
 
     def _lists(self, table: DeviceTable, arrays: dict[str, NDArray[Any]]) -> dict[str, jax.Array]:
         """Put the lists of a route on the devices: those with a part per device are cut."""
@@ -314,28 +389,41 @@ class PjrtBackend(Backend):
 
     def apply(self, updates: Sequence[TableUpdate]) -> None:
         """Update each touched row once, in place; returns before the devices have done so."""
-        routes = [self._route_of(update) for update in updates]
+        joined = [
+            _Joined(stack, group, self._route_of(stack, group))
+            for stack, group in self._by_stack_and_step(updates)
+        ]
         with self._lock:
             self._processes.agree("apply", update_parts(updates))
-            held = [self._with_gradients_at_hand(update) for update in updates]
-            go = self._refusals.test(held)
+            held = {update.batch.table: self._with_gradients_at_hand(update) for update in updates}
+            go = self._refusals.test(list(held.values()))
             moving = [
-                (update, routed)
-                for update, routed in zip(held, routes, strict=True)
-                if routed.route.unique_rows or routed.route.shape.every_row
+                one
+                for one in joined
+                if one.routed.route.unique_rows or one.routed.route.shape.every_row
             ]
-            numbers = self._numbers([update for update, _ in moving])
+            numbers = self._numbers(moving)
             ready = [
-                self._ready(update, routed, own, go)
-                for (update, routed), own in zip(moving, numbers, strict=True)
+                self._ready(one, held, own, go) for one, own in zip(moving, numbers, strict=True)
             ]
             # An optimizer that fails does so while it is traced: before any table has changed.
-            for _, program, arguments in ready:
-                self._programs.trace(program, arguments)
-            for table, program, arguments in ready:
-                table.replace(*program(*arguments))
-        for routed in routes:
-            self.count_unique_rows(routed.route.unique_rows)
+            for stack, program, arguments in ready:
+                self._programs.trace(program, (stack.rows, stack.slots, *arguments))
+            for stack, program, arguments in ready:  # each gives up the arrays before
+                stack.replace(*program(stack.rows, stack.slots, *arguments))
+        for one in joined:
+            self.count_unique_rows(one.routed.route.unique_rows)
+
+    def _by_stack_and_step(
+        self, updates: Sequence[TableUpdate]
+    ) -> list[tuple[DeviceTable, list[TableUpdate]]]:
+        """Return updates by stack, as far as step and hyper-parameters are the same."""
+        groups: dict[Any, tuple[DeviceTable, list[TableUpdate]]] = {}
+        for update in updates:
+            stack = self._tables[update.batch.table].stack
+            same = id(stack), update.step, np.array(update.hyper).tobytes()
+            groups.setdefault(same, (stack, []))[1].append(update)
+        return list(groups.values())
 
     def check_updates(self, wait: bool) -> NotFinite | None:
         """Report a gradient that was not finite, and how many updates did nothing; once."""
@@ -361,31 +449,50 @@ class PjrtBackend(Backend):
             )
             return super().weight_dots(dataclasses.replace(update, gradients=gradients))
 
-    def _route_of(self, update: TableUpdate) -> _Routed:
-        if all(update.active) and update.batch.route is not None:
-            routed: _Routed = update.batch.route
-            return routed
-        return self._routed(update.batch, update.active)
+    def _route_of(self, stack: DeviceTable, updates: list[TableUpdate]) -> _Routed:
+        """Return the route of updates by all of their gradients: the lookup's, if it is of them."""
+        known: _Routed | None = updates[0].batch.route
+        tables = tuple(update.batch.table for update in updates)
+        whole_batch = all(one.batch.route is known and all(one.active) for one in updates)
+        if known is not None and known.tables == tables and whole_batch:
+            return known
+        features = [
+            bags
+            for update in updates
+            for bags, used in zip(self._bags(update.batch), update.active, strict=True)
+            if used
+        ]
+        return self._routed(stack, tables, features)
 
-    def _routed(self, batch: TableBatch, active: Sequence[bool]) -> _Routed:
-        table = self._tables[batch.table]
-        optimizer = table.spec.optimizer
+    def _routed(
+        self, stack: DeviceTable, tables: Sequence[str], features: Sequence[FeatureBags]
+    ) -> _Routed:
+        optimizer = stack.spec.optimizer
         assert optimizer is not None, "the engine trains tables with an optimizer only"
-        features = [bags for bags, used in zip(batch.features, active, strict=True) if used]
         chosen = None if self._exchange is not None else self.platform
-        exchange = update_exchange(self._exchange_of(table.geometry), optimizer.accumulate, chosen)
+        exchange = update_exchange(self._exchange_of(stack.geometry), optimizer.accumulate, chosen)
         route = route_update(
-            table.geometry, features, exchange, optimizer.accumulate, optimizer.lazy
+            stack.geometry, features, exchange, optimizer.accumulate, optimizer.lazy
         )
-        return _Routed(route, self._lists(table, route.arrays))
+        global_row_ids(stack.members, route.arrays)
+        return _Routed(tuple(tables), route, self._lists(stack, route.arrays))
 
     def _ready(
-        self, update: TableUpdate, routed: _Routed, numbers: Sequence[jax.Array], go: jax.Array
+        self,
+        joined: _Joined,
+        held: Mapping[str, TableUpdate],
+        numbers: Sequence[jax.Array],
+        go: jax.Array,
     ) -> tuple[DeviceTable, Any, tuple[Any, ...]]:
-        """Return a table, the program that updates it, and its arguments."""
-        table, shape = self._tables[update.batch.table], routed.route.shape
+        """Return a stack, the program that updates it, and the arguments after rows and slots."""
+        table, shape = joined.stack, joined.routed.route.shape
         mesh, geometry = table.mesh, table.geometry
-        given = [one for one in update.gradients if one is not None]
+        given = [
+            gradient
+            for update in joined.updates
+            for gradient in held[update.batch.table].gradients
+            if gradient is not None
+        ]
         gradients = tuple(
             as_cut(mesh, self._programs, gradient, bags * geometry.devices)
             for gradient, bags in zip(given, shape.bags, strict=True)
@@ -395,23 +502,18 @@ class PjrtBackend(Backend):
         program = self._programs.get(
             update_program, mesh, geometry, shape, table.spec.optimizer, table.spec.dtype
         )
-        return (
-            table,
-            program,
-            (table.rows, table.slots, gradients, routed.lists, *numbers, go),
-        )
+        return table, program, (gradients, joined.routed.lists, *numbers, go)
 
-    def _numbers(self, updates: Sequence[TableUpdate]) -> list[list[jax.Array]]:
+    def _numbers(self, moving: Sequence[_Joined]) -> list[list[jax.Array]]:
         """Return hyper-parameters, step and seed of each update on its devices: one transfer."""
         arrays: dict[str, NDArray[Any]] = {}
         shardings: dict[str, NamedSharding] = {}
         known: dict[Any, str] = {}
         names: list[list[str]] = []
-        for update in updates:
-            table = self._tables[update.batch.table]
+        for table, (update, *_), _ in moving:
             spec, seed = table.spec, 0
             assert spec.optimizer is not None, "the engine trains tables with an optimizer only"
-            if rounds_stochastically(spec.optimizer, spec.dtype):
+            if rounds_stochastically(spec.optimizer, spec.dtype):  # then it is alone in its stack
                 seed = step_seed(self.specs[spec.name].seed, update.step)
             names.append([])
             for number in (

@@ -1,11 +1,11 @@
-"""One table on the devices of a mesh: rows and slots, read and written for the host.
+"""A stack of tables on the devices of a mesh: rows and slots, read and written for the host.
 
 The arrays are held here and nowhere else, because every update gives the old ones up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import jax
@@ -14,8 +14,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
 from shardcore.backend import TableSpec
-from shardcore.initializers import Constant, Zeros, fill
-from shardcore.optimizer import constant_of, initial_slots
+from shardcore.initializers import fill
+from shardcore.optimizer import initial_slots
 from shardcore_pjrt.mesh.geometry import Geometry
 from shardcore_pjrt.mesh.placed_arrays import stored_dtype
 from shardcore_pjrt.mesh.placing import fetched, over_devices, put, spans_processes, whole
@@ -24,38 +24,59 @@ from shardcore_pjrt.programs.compiled import Programs
 from shardcore_pjrt.programs.row_access import (
     Kind,
     filled_program,
+    piece_write_program,
     read_program,
     shard_write_program,
+    sharding_of,
     write_program,
 )
 from shardcore_pjrt.routing.capacity import capacity
+from shardcore_pjrt.stacks import Member, initial_constants
 
-__all__ = ["DeviceTable"]
+__all__ = ["DeviceTable", "bytes_of_a_device"]
 
 PIECE_BYTES: Final = 1 << 23
 """Rows travel between host and devices in pieces of about this size, never as a whole table."""
 
 
+def bytes_of_a_device(geometry: Geometry, spec: TableSpec) -> int:
+    """Return the bytes of rows and slots on each device, padding included, of a table alone."""
+    rows, total = geometry.local_rows, geometry.local_rows * geometry.width * spec.dtype.itemsize
+    for slot in spec.slots:
+        width = geometry.width if slot.kind == "element" else 1
+        total += rows * width * slot.storage_dtype(spec.dtype).itemsize
+    return total
+
+
 class DeviceTable:
-    """Rows and slots of a table, cut over the devices of a mesh.
+    """Rows and slots of tables that lie together, cut over the devices of a mesh.
 
     Parameters
     ----------
     mesh : Mesh
         Of one axis, "x".
     geometry : Geometry
-    spec : TableSpec
+        Of the stack.
+    members : sequence of Member
+        One table or several that are alike: rows are the stack's, in every method.
     programs : Programs
 
     Attributes
     ----------
+    spec : TableSpec
+        Of the first member: what programs depend on is the same in all.
     arrays : dict of slot name, None for the weights, -> jax.Array
     """
 
-    def __init__(self, mesh: Mesh, geometry: Geometry, spec: TableSpec, programs: Programs) -> None:
+    def __init__(
+        self, mesh: Mesh, geometry: Geometry, members: Sequence[Member], programs: Programs
+    ) -> None:
         self.mesh = mesh
         self.geometry = geometry
-        self.spec = spec
+        self.members = tuple(members)
+        self.spec = spec = members[0].spec
+        self._starts = np.array([member.start for member in members])
+        self._ends = self._starts + [member.layout.shard_sizes for member in members]
         self._programs = programs
         self._kinds: dict[str | None, Kind] = {None: "element"}
         self._dtypes: dict[str | None, np.dtype[Any]] = {None: spec.dtype}
@@ -92,23 +113,10 @@ class DeviceTable:
 
     # --- initial values --------------------------------------------------------------------------
 
-    def _constants(self) -> dict[str | None, float | None]:
-        """Return the constant that the weights and each slot start from; None: elements differ."""
-        spec = self.spec
-        constants: dict[str | None, float | None] = {None: None}
-        if type(spec.initializer) is Zeros:
-            constants[None] = 0.0
-        elif type(spec.initializer) is Constant:
-            constants[None] = float(spec.initializer.value)
-        if spec.optimizer is not None:
-            for slot in spec.optimizer.slots:
-                constants[slot.name] = constant_of(spec.optimizer, slot)
-        return constants
-
     def _filled(self) -> dict[str | None, jax.Array]:
         """Make the arrays on the devices, of a constant each."""
         arrays = {}
-        for name, constant in self._constants().items():
+        for name, constant in initial_constants(self.spec).items():
             value = np.array(0.0 if constant is None else constant, self._dtypes[name])
             stored = stored_dtype(value.dtype)
             make = self._programs.get(
@@ -123,34 +131,83 @@ class DeviceTable:
         return arrays
 
     def _initialise(self) -> None:
-        """Write the initial values that are no constants: some rows of every shard at a time."""
-        varied = [name for name, constant in self._constants().items() if constant is None]
+        """Write the initial values that are no constants: some lines of every shard at a time."""
+        constants = initial_constants(self.spec)
+        varied = [name for name, constant in constants.items() if constant is None]
         if not varied:
             return
-        spec, layout, k = self.spec, self.geometry.layout, self.geometry.rows_per_line
-        per_shard = max(1, self._rows_of_a_piece(None) // layout.num_shards // k) * k
-        for start in range(0, int(layout.shard_sizes.max()), per_shard):
-            numbers = np.concatenate(
-                [
-                    layout.global_of(shard, np.arange(start, max(start, min(start + per_shard, n))))
-                    for shard, n in enumerate(layout.shard_sizes.tolist())
-                ]
+        geometry = self.geometry
+        lines, shards = geometry.lines, geometry.layout.num_shards
+        most = max(1, self._rows_of_a_piece(None) // shards // geometry.rows_per_line)
+        size = -(-lines // -(-lines // most))
+        for start in range(0, lines, size):
+            # The last piece ends with the lines: all are of one size, and take one program.
+            self._write_piece(min(start, lines - size), size, varied)
+
+    def _write_piece(self, start: int, size: int, varied: Sequence[str | None]) -> None:
+        """Write initial values of `size` lines of every shard, from `start` on."""
+        geometry, k = self.geometry, self.geometry.rows_per_line
+        shape = (geometry.layout.num_shards, size * k)
+        values: dict[str | None, NDArray[Any]] = {}
+        for name in varied:
+            columns = () if self._kinds[name] == "row" else (geometry.dim,)
+            values[name] = np.zeros((*shape, *columns), stored_dtype(self._dtypes[name]))
+        begin, end = start * k, (start + size) * k
+        held = ((self._starts < end) & (self._ends > begin)).any(axis=1)
+        for at in np.flatnonzero(held).tolist():
+            self._add_values(self.members[at], begin, values)
+        cut = {name: sharding_of(self.mesh, geometry, self._kinds[name]) for name in varied}
+        ready = {f"{name}": self._as_lines(value) for name, value in values.items()}
+        placed = put(ready, {f"{name}": sharding for name, sharding in cut.items()})
+        for name in varied:
+            program = self._programs.get(
+                piece_write_program, self.mesh, geometry, self._kinds[name]
             )
-            rows = np.empty((numbers.size, spec.dim), spec.dtype)
-            fill(rows, spec.initializer, numbers, spec.seed)
-            initial: dict[str | None, NDArray[Any]] = {None: rows}
-            slots = initial_slots(spec.optimizer, rows, numbers, spec.seed)
-            for slot_name, slot in slots.items():
-                initial[slot_name] = slot
-            processes_of(self.mesh).agree(
-                "create_table",
-                [
-                    (f"initial {name or 'rows'} of table {spec.name!r}", initial[name])
-                    for name in varied
-                ],
-            )
-            for name in varied:
-                self.scatter(name, numbers, initial[name])
+            self.arrays[name] = program(self.arrays[name], placed[f"{name}"], np.int32(start))
+            # A transfer holds its host arrays until it is done: one piece at a time is under way.
+            self.arrays[name].block_until_ready()
+
+    def _add_values(
+        self, member: Member, start: int, values: dict[str | None, NDArray[Any]]
+    ) -> None:
+        """Add a member's initial values to those of the local rows from `start` on."""
+        spec, layout = member.spec, member.layout
+        count = next(iter(values.values())).shape[1]
+        first = np.clip(start - member.start, 0, layout.shard_sizes)  # of the member's local rows
+        end = np.clip(start + count - member.start, 0, layout.shard_sizes)
+        numbers = np.concatenate(
+            [
+                layout.global_of(shard, np.arange(*own))
+                for shard, own in enumerate(zip(first.tolist(), end.tolist(), strict=True))
+            ]
+        )
+        rows = np.empty((numbers.size, spec.dim), spec.dtype)
+        fill(rows, spec.initializer, numbers, spec.seed)
+        initial: dict[str | None, NDArray[Any]] = {None: rows}
+        initial.update(initial_slots(spec.optimizer, rows, numbers, spec.seed))
+        parts = [
+            (f"initial {name or 'rows'} of table {spec.name!r}", initial[name]) for name in values
+        ]
+        processes_of(self.mesh).agree("create_table", parts)
+        shard = np.repeat(np.arange(layout.num_shards), end - first)
+        place = np.arange(numbers.size) - np.repeat(np.cumsum(end - first) - end, end - first)
+        place += (member.start - start)[shard]
+        for name, into in values.items():
+            own = initial[name].view(into.dtype)
+            into[shard, place] = own if into.ndim == 3 else own[:, 0]
+
+    def _as_lines(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return (shards, rows, dim) values as devices hold lines; (shards, rows) ones, flat."""
+        geometry = self.geometry
+        if values.ndim == 2:
+            return values.reshape(-1)
+        parts = geometry.devices if geometry.placement == "column" else 1
+        padding = parts * geometry.columns - geometry.dim
+        wide = np.pad(values, ((0, 0), (0, 0), (0, padding)))
+        by_device = wide.reshape(-1, geometry.rows_per_line, parts, geometry.columns)
+        padding = geometry.width - geometry.columns
+        padded = np.pad(by_device, ((0, 0), (0, 0), (0, 0), (0, padding)))
+        return padded.swapaxes(1, 2).reshape(-1, parts * geometry.line_width)
 
     # --- reading and writing ---------------------------------------------------------------------
 

@@ -10,8 +10,8 @@ from shardcore.testing import BackendConformance
 
 def stored_rows(backend, table, slot):
     """Return what the devices hold, put together on the host without any of the backend's reads."""
-    held = backend._tables[table]
-    geometry, spec = held.geometry, held.spec
+    member, held = backend._tables[table]
+    geometry, spec = held.geometry, member.spec
     dtype = spec.dtype
     if slot is not None:
         declared = {one.name: one for one in spec.optimizer.slots}[slot]
@@ -34,8 +34,13 @@ def stored_rows(backend, table, slot):
     columns = 1 if array.ndim == 1 else spec.dim
     rows = np.empty((spec.num_rows, columns), array.dtype)
     for shard in range(shards):
-        numbers = geometry.layout.global_rows(shard)
-        rows[numbers] = local[shard, : numbers.size, :columns]
+        numbers = backend.layout(table).global_rows(shard) if shards > 1 else slice(None)
+        first = sum(  # shard by shard, tables of a stack lie under each other in their order
+            int(other.layout.shard_sizes[shard])
+            for other in held.members[: held.members.index(member)]
+        )
+        size = int(member.layout.shard_sizes[shard])
+        rows[numbers] = local[shard, first : first + size, :columns]
     return rows
 
 

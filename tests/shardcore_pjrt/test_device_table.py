@@ -10,6 +10,7 @@ from shardcore_pjrt import device_table
 from shardcore_pjrt.device_table import DeviceTable
 from shardcore_pjrt.mesh.geometry import Geometry
 from shardcore_pjrt.programs.compiled import Programs
+from shardcore_pjrt.stacks import stacked
 
 import shardcore as sc
 from shardcore.backend.messages import TableSpec
@@ -32,7 +33,8 @@ def make(devices, geometry, dim, optimizer=None, initializer=None, dtype="float3
     initializer = initializer or TruncatedNormal()
     spec = TableSpec("t", ROWS, dim, np.dtype(dtype), initializer, 7, optimizer)
     mesh = Mesh(np.array(jax.devices("cpu")[:devices]), ("x",))
-    return DeviceTable(mesh, geometry, spec, Programs())
+    (stack,) = stacked([(spec, geometry, mesh)])
+    return DeviceTable(mesh, geometry, stack.members, Programs())
 
 
 @pytest.mark.parametrize(("devices", "placement", "layout", "lanes", "dim"), CASES)
@@ -69,9 +71,10 @@ def test_constants_are_made_on_the_devices(monkeypatch):
     def refused(*arguments):
         raise AssertionError("a constant needs no values from the host")
 
-    monkeypatch.setattr(DeviceTable, "scatter", refused)
     geometry = Geometry(ROWS, 4, 2, "row")
-    table = make(2, geometry, 4, sc.optimizers.Adagrad(), Constant(-2.5))
+    with monkeypatch.context() as patch:
+        patch.setattr(device_table, "put", refused)
+        table = make(2, geometry, 4, sc.optimizers.Adagrad(), Constant(-2.5))
     assert (table.gather(None, np.arange(ROWS)) == -2.5).all()
     assert (table.gather("accumulators", np.arange(ROWS)) == np.float32(0.1)).all()
 

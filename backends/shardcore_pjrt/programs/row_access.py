@@ -29,6 +29,7 @@ from shardcore_pjrt.mesh.placing import spans_processes
 __all__ = [
     "Kind",
     "filled_program",
+    "piece_write_program",
     "read_program",
     "shard_write_program",
     "sharding_of",
@@ -52,6 +53,25 @@ def filled_program(
     program: Callable[[], jax.Array] = jax.jit(
         lambda: jnp.full(shape, value, dtype), out_shardings=sharding_of(mesh, geometry, kind)
     )
+    return program
+
+
+def piece_write_program(mesh: Mesh, geometry: Geometry, kind: Kind) -> Callable[..., jax.Array]:
+    """Return a program that overwrites lines that follow each other; the old array is given up.
+
+    ``(array, lines, start) -> array``: of every shard the same number of lines, from its line
+    `start` on, cut over the devices as the array is. Of kind "row" they are the lines' values.
+    """
+    spec = sharding_of(mesh, geometry, kind).spec
+    of_each = geometry.rows_per_line if kind == "row" else 1
+
+    def put_piece(block: jax.Array, lines: jax.Array, start: jax.Array) -> jax.Array:
+        return lax.dynamic_update_slice_in_dim(block, lines, start * of_each, 0)
+
+    mapped = jax.shard_map(
+        put_piece, mesh=mesh, in_specs=(spec, spec, Spec()), out_specs=spec, check_vma=False
+    )
+    program: Callable[..., jax.Array] = jax.jit(mapped, donate_argnums=0)
     return program
 
 

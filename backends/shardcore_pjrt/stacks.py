@@ -1,0 +1,208 @@
+"""Tables that are alike lie in one: a *stack*, which programs see as a single larger table.
+
+A batch then takes one lookup, one update and one transfer per stack, not per table. Every shard of
+a stack holds the rows that this shard holds of the first member, then those of the second, ...: a
+member's local row r of shard s is the stack's local row ``start[s] + r``. Shards are padded to the
+longest, L rows, so that the stack is cut like any "div" table of ``shards * L`` rows, whatever the
+layouts of its members. An id becomes the stack's in one pass, and nothing after it knows members.
+
+Tables are alike if programs cannot tell them apart: rows of one width and dtype, of one optimizer,
+placed alike, seen alike by lookups, with constants of the same value or none to begin with. Alone
+stay tables that an update changes in every row (no gradient for a member must leave it as it is),
+and those that it rounds by chance, whose seed is the table's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from jax.sharding import Mesh
+from numpy.typing import NDArray
+
+from shardcore.backend import FeatureBags, TableSpec
+from shardcore.initializers import Constant, Zeros
+from shardcore.optimizer import constant_of
+from shardcore.sharding import Layout
+from shardcore.store import rounds_stochastically
+from shardcore_pjrt.mesh.geometry import MAX_LOCAL_ROWS, MAX_ROWS, Geometry
+
+__all__ = ["Member", "Stack", "global_row_ids", "initial_constants", "stacked"]
+
+
+@dataclass(frozen=True, eq=False)
+class Member:
+    """A table of a stack, and which of the stack's rows are its own.
+
+    Attributes
+    ----------
+    spec : TableSpec
+    layout : Layout
+        Of the table itself.
+    start : ndarray of int64, shape (shards,)
+        The stack's local row that is the table's first, per shard.
+    first : ndarray of int64, shape (shards,), or None
+        The same as the stack's own rows, of all shards. None: the stack has no other member, and
+        its rows are the table's.
+    """
+
+    spec: TableSpec
+    layout: Layout
+    start: NDArray[np.int64]
+    first: NDArray[np.int64] | None
+
+    def rows(self, ids: NDArray[Any]) -> NDArray[Any]:
+        """Return the stack's rows that rows of the table are.
+
+        Parameters
+        ----------
+        ids : ndarray of int32 or int64, shape (n,), in range
+
+        Examples
+        --------
+        >>> a, b = (TableSpec(n, 5, 2, np.dtype("f4"), Zeros(), 0, layout="mod") for n in "ab")
+        >>> where = Geometry(5, 2, 2, "row", layout_name="mod")
+        >>> (stack,) = stacked([(a, where, "mesh"), (b, where, "mesh")])
+        >>> stack.geometry.num_rows, stack.members[1].rows(np.array([0, 1, 4]))
+        (12, array([3, 9, 5]))
+        """
+        if self.first is None:
+            return ids
+        if self.first.size == 1:  # of int32, if the ids are
+            shifted: NDArray[Any] = ids + ids.dtype.type(self.first[0])
+            return shifted
+        return self.layout.addresses(ids, self.first, 1)
+
+    def bags(self, features: Iterable[FeatureBags]) -> list[FeatureBags]:
+        """Return bags over the table as bags over the stack."""
+        if self.first is None:
+            return list(features)
+        return [dataclasses.replace(bags, ids=self.rows(bags.ids)) for bags in features]
+
+
+class Stack(NamedTuple):
+    """Tables that lie together, before there are arrays of them.
+
+    Attributes
+    ----------
+    mesh : Mesh
+    geometry : Geometry
+    members : tuple of Member
+        At least one.
+    """
+
+    mesh: Mesh
+    geometry: Geometry
+    members: tuple[Member, ...]
+
+
+def stacked(tables: Sequence[tuple[TableSpec, Geometry, Mesh]]) -> list[Stack]:
+    """Return tables as stacks: those that are alike together, as far as int32 can number the rows.
+
+    Parameters
+    ----------
+    tables : sequence of (TableSpec, Geometry, Mesh)
+        Each as it would lie alone, and on which devices.
+
+    Returns
+    -------
+    list of Stack
+        In the order of their first members.
+    """
+    open_stacks: dict[Hashable, list[tuple[TableSpec, Geometry]]] = {}
+    room: dict[Hashable, NDArray[np.int64]] = {}
+    groups: list[tuple[Mesh, list[tuple[TableSpec, Geometry]]]] = []
+    for spec, geometry, mesh in tables:
+        kind = _kind(spec, geometry, mesh)
+        sizes = geometry.layout.shard_sizes
+        group = open_stacks.get(kind)
+        if kind is None or group is None or not _fits(geometry, room[kind] + sizes):
+            group = []
+            groups.append((mesh, group))
+            room[kind], open_stacks[kind] = np.zeros_like(sizes), group
+        group.append((spec, geometry))
+        room[kind] = room[kind] + sizes
+    return [_stack(mesh, group) for mesh, group in groups]
+
+
+def _kind(spec: TableSpec, geometry: Geometry, mesh: Mesh) -> Hashable:
+    """Return what tables of one stack have in common; None for one that stays alone."""
+    optimizer = spec.optimizer
+    if optimizer is not None and (
+        not optimizer.lazy or rounds_stochastically(optimizer, spec.dtype)
+    ):
+        return None
+    return (
+        mesh,
+        (geometry.dim, geometry.devices, geometry.placement, geometry.lanes),
+        (spec.dtype, optimizer, spec.exchange, spec.quantization, spec.max_norm),
+        *(  # by their bits: 0.0 is equal to -0.0
+            (name, None if constant is None else np.float64(constant).tobytes())
+            for name, constant in initial_constants(spec).items()
+        ),
+    )
+
+
+def _fits(geometry: Geometry, sizes: NDArray[np.int64]) -> bool:
+    longest = int(sizes.max())
+    lines = -(-longest // geometry.rows_per_line)
+    return sizes.size * longest <= MAX_ROWS and lines * geometry.rows_per_line <= MAX_LOCAL_ROWS
+
+
+def _stack(mesh: Mesh, group: Sequence[tuple[TableSpec, Geometry]]) -> Stack:
+    ((first, alone), *others) = group
+    layouts = [geometry.layout for _, geometry in group]
+    if not others:
+        member = Member(first, layouts[0], np.zeros_like(layouts[0].shard_sizes), None)
+        return Stack(mesh, alone, (member,))
+    ends = np.cumsum([layout.shard_sizes for layout in layouts], axis=0)
+    longest = int(ends[-1].max())
+    shards = ends.shape[1]
+    geometry = dataclasses.replace(alone, num_rows=shards * longest, layout_name="div")
+    members = []
+    for (spec, _), layout, end in zip(group, layouts, ends, strict=True):
+        start = end - layout.shard_sizes
+        members.append(Member(spec, layout, start, np.arange(shards) * longest + start))
+    return Stack(mesh, geometry, tuple(members))
+
+
+def initial_constants(spec: TableSpec) -> dict[str | None, float | None]:
+    """Return the constant that the weights (None) and each slot start from; None: values differ."""
+    constants: dict[str | None, float | None] = {None: None}
+    if type(spec.initializer) is Zeros:
+        constants[None] = 0.0
+    elif type(spec.initializer) is Constant:
+        constants[None] = float(spec.initializer.value)
+    if spec.optimizer is not None:
+        for slot in spec.optimizer.slots:
+            constants[slot.name] = constant_of(spec.optimizer, slot)
+    return constants
+
+
+def global_row_ids(members: Sequence[Member], arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Overwrite the row numbers in the lists of an update by each member's own, where they differ.
+
+    Parameters
+    ----------
+    members : sequence of Member
+        All of a stack.
+    arrays : mapping of str to ndarray
+        Of an `UpdateRoute`; only ``row_ids`` is looked at.
+    """
+    if len(members) == 1:
+        return
+    firsts = np.array([member.first for member in members])
+    for shard, row_ids in enumerate(arrays["row_ids"]):
+        touched = np.flatnonzero(row_ids >= 0)
+        rows = row_ids[touched]  # ascending, as lines are, and rows in them
+        cuts = np.append(np.searchsorted(rows, firsts[:, shard]), rows.size)
+        numbers = [member.layout.row_range(shard) for member in members]
+        counts = np.diff(cuts)
+        step = np.array([own.step for own in numbers])
+        shift = np.array([own.start for own in numbers]) - firsts[:, shard] * step
+        if (step != 1).any():
+            rows = rows * np.repeat(step, counts)
+        row_ids[touched] = rows + np.repeat(shift, counts)
