@@ -14,7 +14,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -53,7 +53,12 @@ from shardcore_pjrt.programs.lookup_program import lookup_program
 from shardcore_pjrt.programs.refusals import Refusals
 from shardcore_pjrt.programs.update_program import update_program
 from shardcore_pjrt.routing.lookup_route import route_lookup
-from shardcore_pjrt.routing.strategy import Exchange, choose_exchange, update_exchange
+from shardcore_pjrt.routing.strategy import (
+    Exchange,
+    choose_exchange,
+    default_layout,
+    update_exchange,
+)
 from shardcore_pjrt.routing.update_route import UpdateRoute, route_update
 from shardcore_pjrt.stacks import Member, global_row_ids, stacked
 
@@ -189,6 +194,10 @@ class PjrtBackend(Backend):
     def num_hosts(self) -> int:
         """How many devices samples and rows are cut over."""
         return int(self.mesh.size)
+
+    def default_layout(self, spec: TableSpec) -> Literal["div", "mod"]:
+        """Return the layout of a table whose user gave none: see `strategy.default_layout`."""
+        return default_layout(self.num_hosts, spec.placement, self.platform, self._exchange)
 
     def layout(self, table: str) -> Layout:
         """Return which device, as a shard, holds which row.

@@ -90,7 +90,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -281,6 +281,13 @@ class Backend(ABC):
     def num_hosts(self) -> int:
         """Hosts that samples and rows are spread over."""
         return 1
+
+    def default_layout(self, spec: TableSpec) -> Literal["div", "mod"]:
+        """Return the layout of a table whose user gave none: "div".
+
+        The engine asks for it before it creates the table; the layout in `spec` says nothing yet.
+        """
+        return "div"
 
     def layout(self, table: str) -> Layout:
         """Return which host, as a shard, holds which row."""

@@ -21,7 +21,7 @@ from shardcore.backend.base import Backend
 from shardcore.engine.handle import Activations, Lookup, pending_of
 from shardcore.engine.inputs import Inputs
 from shardcore.engine.table_owner import TableOwner
-from shardcore.engine.tables import chosen_backend, plan_tables
+from shardcore.engine.tables import chosen_backend, laid_out, plan_tables
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError, shown
 from shardcore.features.config import FeatureConfig
 from shardcore.features.structure import flatten
@@ -177,11 +177,13 @@ class ShardedEmbedding(TableOwner, Generic[Activations]):
             raise ShardcoreValueError("feature_config must hold at least one FeatureConfig")
         seed = as_integer(seed, "seed")
         planned = plan_tables(features, optimizer, seed)
+        inputs = Inputs(feature_config, features, planned)
+        chosen = chosen_backend(backend, backend_options, planned)
         super().__init__(
             features,
-            planned,
-            Inputs(feature_config, features, planned),
-            chosen_backend(backend, backend_options, planned),
+            laid_out(planned, chosen),
+            inputs,
+            chosen,
             pipeline=pipeline,
             seed=seed,
             check_gradients=check_gradients,

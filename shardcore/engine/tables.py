@@ -7,7 +7,7 @@ Order is that of first appearance in the flattened features; unnamed tables are 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from shardcore.initializers.filling import as_initializer
 from shardcore.optimizer.base import Optimizer
 from shardcore.plugins.registry import get_backend
 
-__all__ = ["PlannedTable", "plan_tables", "chosen_backend"]
+__all__ = ["PlannedTable", "plan_tables", "chosen_backend", "laid_out"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +89,7 @@ def plan_tables(
             initializer=as_initializer(initializer, shape, dtype),
             seed=derived_seed(seed, name),
             optimizer=chosen,
-            layout=config.layout,
+            layout="div" if config.layout is None else config.layout,  # see laid_out
             placement=config.placement,
             exchange=config.exchange,
             quantization=config.quantization_config,
@@ -161,6 +161,23 @@ def chosen_backend(
                 "of a bag"
             )
     return made
+
+
+def laid_out(planned: Sequence[PlannedTable], backend: Backend) -> list[PlannedTable]:
+    """Return tables with the backend's default layout where the user gave none.
+
+    Parameters
+    ----------
+    planned : sequence of PlannedTable
+    backend : Backend
+        The engine's.
+    """
+    return [
+        replace(table, spec=replace(table.spec, layout=backend.default_layout(table.spec)))
+        if table.config.layout is None
+        else table
+        for table in planned
+    ]
 
 
 def _made(backend: str | Backend | None, options: Mapping[str, Any] | None) -> Backend:

@@ -62,10 +62,12 @@ class TableConfig:
         float32, float64, float16 or bfloat16. Kept as ``np.dtype``.
     quantization_config : QuantizationConfig, optional
         None: rows are used as they are stored.
-    layout : {"div", "mod"} or sequence of int >= 0
+    layout : {"div", "mod"} or sequence of int >= 0, optional
         Which shard has which row: contiguous ranges as even as can be, row modulo shards, or
         contiguous ranges of these row counts, one per host of the backend, that sum to
-        `vocabulary_size`. A backend of one host takes any.
+        `vocabulary_size`. A backend of one host takes any. None: "div", unless the backend is
+        better off with "mod", as one of many devices is, where frequent rows are neighbours; then
+        a view's `layout` says so.
     placement : {"row", "table", "column", "replicated"}
         The parts that are spread over hosts: rows, none (the table is on one host), columns, or
         none (every host has it).
@@ -102,7 +104,7 @@ class TableConfig:
     name: str | None = None
     dtype: DTypeLike = "float32"
     quantization_config: QuantizationConfig | None = None
-    layout: Literal["div", "mod"] | Sequence[int] = "div"
+    layout: Literal["div", "mod"] | Sequence[int] | None = None
     placement: Literal["row", "table", "column", "replicated"] = "row"
     exchange: Literal["exact", "partial"] = "exact"
     max_norm: float | None = None
@@ -213,7 +215,9 @@ def _check_choice(value: object, argument: str, allowed: tuple[str, ...]) -> Non
         raise ShardcoreValueError(rule)
 
 
-def _as_layout(layout: object, rows: int) -> str | tuple[int, ...]:
+def _as_layout(layout: object, rows: int) -> str | tuple[int, ...] | None:
+    if layout is None:
+        return None
     rule = (
         f"layout must be one of {', '.join(map(repr, _LAYOUTS))} or a sequence of row counts, "
         f"got {shown(layout)}"

@@ -3,7 +3,8 @@
 Ids of "zipf:s" follow a power law with exponent s over all rows of a table (a continuous one,
 rounded down). Those of "reuse:year" are used as often, within a batch, as the ids of Meta's public
 ``dlrm_datasets`` of that year: their share of lookups by how often a row is named is published in
-that repository. Either way, which rows are the hot ones is scattered over the table.
+that repository. Either way, which rows are the hot ones is scattered over the table, or the rows
+are numbered by rank, the hottest first, as a vocabulary is that was counted.
 """
 
 from __future__ import annotations
@@ -71,7 +72,14 @@ class IdDistribution:
         elif self.text != "uniform" and not (kind == "reuse" and value in _REUSE):
             raise ShardcoreValueError(rule)
 
-    def draw(self, rng: np.random.Generator, count: int, rows: int) -> NDArray[np.int64]:
+    @property
+    def ranked(self) -> bool:
+        """Whether some rows are hotter than others."""
+        return self.text != "uniform"
+
+    def draw(
+        self, rng: np.random.Generator, count: int, rows: int, by_rank: bool = False
+    ) -> NDArray[np.int64]:
         """Return ids of a batch.
 
         Parameters
@@ -80,6 +88,8 @@ class IdDistribution:
         count : int
         rows : int
             Of the table.
+        by_rank : bool, default False
+            Whether the hottest rows come first, not scattered.
 
         Returns
         -------
@@ -93,6 +103,8 @@ class IdDistribution:
             if kind == "zipf"
             else _reused(rng, count, _REUSE[value]) % rows
         )
+        if by_rank:
+            return ranks if kind == "zipf" else ranks.max(initial=0) - ranks
         # One to one, and far from order: hot rows are no neighbours.
         factor = next(k for k in range(int(rows * 0.6180339887) | 1, 2 * rows + 2)
                       if math.gcd(k, rows) == 1)  # fmt: skip
@@ -128,6 +140,6 @@ def _reused(rng: np.random.Generator, count: int, shares: tuple[float, ...]) -> 
     if left:
         times.append(np.ones(left, np.int64))
     all_times = np.concatenate(times)
-    ranks = np.repeat(np.arange(all_times.size), all_times)
+    ranks = np.repeat(np.arange(all_times.size), all_times)  # the hottest last: see draw
     rng.shuffle(ranks)
     return ranks

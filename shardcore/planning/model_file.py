@@ -13,7 +13,7 @@
     hot = 3                     # ids per sample
     # and, where they are not these:
     dtype = "float32"
-    layout = "div"
+    layout = "mod"              # "div", unless the backend is better off with "mod"
     placement = "row"
     exchange = "exact"
     optimizer = "Adagrad"       # that of the model
@@ -61,10 +61,13 @@ class ModelTable:
     spec : TableSpec
     hot : int
         Ids per sample.
+    layout_given : bool
+        Whether the description says the layout; the one in `spec` is "div" where it does not.
     """
 
     spec: TableSpec
     hot: int
+    layout_given: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,8 +194,9 @@ def _read_table(given: Any, optimizer: Optimizer | None) -> ModelTable:
         Zeros(),
         0,
         optimizer,
-        config.layout,
+        "div" if config.layout is None else config.layout,
         config.placement,
         config.exchange,
     )
-    return ModelTable(spec, as_count(given.get("hot", 1), "hot"))
+    hot = as_count(given.get("hot", 1), "hot")
+    return ModelTable(spec, hot, config.layout is not None)

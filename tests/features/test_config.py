@@ -52,7 +52,7 @@ def test_table_defaults():
         "name": None,
         "dtype": np.dtype(np.float32),
         "quantization_config": None,
-        "layout": "div",
+        "layout": None,
         "placement": "row",
         "exchange": "exact",
         "max_norm": None,

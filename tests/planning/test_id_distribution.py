@@ -35,6 +35,30 @@ def test_zipf_ids_follow_their_law(exponent):
     assert (np.abs(np.diff(hottest)) > 1).all()  # scattered
 
 
+@pytest.mark.parametrize("law", ["zipf:1", "zipf:1.2", "reuse:2021", "reuse:2022"])
+def test_ids_by_rank_are_the_same_rows_the_hottest_first(law):
+    rows, count = 100_000, 50_000
+    drawn = [
+        IdDistribution(law).draw(np.random.default_rng(0), count, rows, by_rank)
+        for by_rank in (False, True)
+    ]
+    scattered, ranked = (np.unique(ids, return_counts=True) for ids in drawn)
+    np.testing.assert_array_equal(np.sort(scattered[1]), np.sort(ranked[1]))
+    tenth = np.sort(ranked[1])[::-1][: ranked[1].size // 10].sum()
+    low = ranked[0] <= np.quantile(ranked[0], 0.15)
+    assert ranked[1][low].sum() > 0.9 * tenth
+
+
+def test_uniform_ids_have_no_ranks():
+    given = [
+        IdDistribution("uniform").draw(np.random.default_rng(0), 99, 77, by_rank)
+        for by_rank in (False, True)
+    ]
+    np.testing.assert_array_equal(*given)
+    assert not IdDistribution("uniform").ranked
+    assert IdDistribution("zipf:1.05").ranked
+
+
 @pytest.mark.parametrize("year", ["2021", "2022"])
 def test_reused_ids_are_named_as_often_as_published(year):
     count = 1 << 20

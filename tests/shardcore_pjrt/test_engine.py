@@ -148,6 +148,34 @@ def test_row_counts_for_each_device(platform, exchange):
         sc.ShardedEmbedding(sc.FeatureConfig(table), None, "pjrt", options)
 
 
+def test_rows_are_dealt_out_where_they_are_exchanged_and_no_layout_is_given(platform, tmp_path):
+    def engine(layout, **options):
+        table = sc.TableConfig(97, 5, name="t", layout=layout)
+        given = {"platform": platform, "devices": 4, **options}
+        return sc.ShardedEmbedding(
+            sc.FeatureConfig(table), sc.optimizers.Adagrad(0.1), "pjrt", given, seed=3
+        )
+
+    rng = np.random.default_rng(1)
+    saved = None
+    for layout, exchange, found in (
+        (None, "gather", "div"), ("div", "all_to_all", "div"), (None, "all_to_all", "mod"),
+        ("mod", "gather", "mod"), (None, "gather", "div"), ((0, 90, 0, 7), "all_to_all", "ranges"),
+    ):  # fmt: skip
+        with engine(layout, exchange=exchange) as e:
+            told = (0, 90, 0, 7) if found == "ranges" else found
+            assert e.config()["tables"][0]["layout"] == told
+            e.build()
+            if saved is not None:  # by an engine of another layout
+                assert sc.Checkpoint(embedding=e).restore(tmp_path) == saved[0]
+                np.testing.assert_array_equal(e.tables["t"][:], saved[1])
+            assert e.tables["t"].layout.strategy == found
+            e.enqueue(rng.integers(0, 97, (8, 3)))
+            e.apply_gradients(rng.normal(size=np.asarray(e.dequeue()).shape))
+            saved = 1 if saved is None else saved[0] + 1, e.tables["t"][:]
+            sc.Checkpoint(embedding=e).save(tmp_path, step=saved[0])
+
+
 @pytest.mark.parametrize("pipeline", [False, True], ids=["inline", "pipeline"])
 @pytest.mark.parametrize("placement", ["row", "column", "replicated", "table"])
 def test_greatest_values_and_rows_of_a_greatest_norm(platform, placement, pipeline):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 from shardcore_pjrt.mesh.geometry import Geometry
 from shardcore_pjrt.routing.lookup_route import route_lookup
@@ -15,11 +16,14 @@ from shardcore_pjrt.routing.strategy import (
     block_rows,
     check_exchange,
     choose_exchange,
+    default_layout,
     update_exchange,
 )
 from shardcore_pjrt.routing.update_route import route_update
 
+from shardcore.backend import FeatureBags
 from shardcore.errors import ShardcoreValueError
+from shardcore.planning import IdDistribution
 
 
 @pytest.mark.parametrize("platform", ["cpu", "tpu", "cuda"])
@@ -79,6 +83,38 @@ def test_updates_on_a_cpu_gather_gradients():
     assert update_exchange("all_to_all", True, "cpu") == "gather"
     for same in ("local", "gather", "columns"):
         assert update_exchange(same, True, "cpu") == same
+
+
+@pytest.mark.parametrize(
+    ("devices", "placement", "platform", "exchange", "layout"),
+    [
+        (8, "row", "tpu", None, "mod"),
+        (7, "row", "tpu", None, "div"),
+        (4, "row", "cpu", None, "mod"),
+        (2, "row", "cuda", "all_to_all", "mod"),
+        (16, "row", "tpu", "gather", "div"),
+        (1, "row", "cpu", "all_to_all", "div"),
+        *((16, other, "tpu", "all_to_all", "div") for other in ("table", "column", "replicated")),
+    ],
+)
+def test_rows_that_are_exchanged_are_dealt_out(devices, placement, platform, exchange, layout):
+    assert default_layout(devices, placement, platform, exchange) == layout
+
+
+def test_ids_by_rank_need_no_more_room_than_scattered_ones():
+    """Where rows are exchanged, the pair of devices with most rows decides the room of all."""
+    devices, rows = 16, 1_000_000
+    ids = IdDistribution("zipf:1.05").draw(np.random.default_rng(0), 200_000, rows, by_rank=True)
+    bags = [FeatureBags(ids, np.arange(0, ids.size + 1, 20))]
+    room = {}
+    for layout in ("div", default_layout(devices, "row", "tpu")):
+        geometry = Geometry(rows, 16, devices, "row", 128, layout)
+        lookup = route_lookup(geometry, bags, "all_to_all").shape.capacity
+        update = route_update(geometry, bags, "all_to_all", True, True).shape.capacity
+        room[layout] = lookup, update
+    asked = max(np.unique(part).size for part in np.array_split(ids, devices))
+    assert max(room["mod"]) <= 1.5 * asked / devices
+    assert min(room["div"]) >= 8 * asked / devices, "else this test would show nothing"
 
 
 def test_only_a_cpu_works_in_blocks():

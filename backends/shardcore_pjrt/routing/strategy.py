@@ -51,7 +51,14 @@ from typing import Final, Literal
 from shardcore.errors import ShardcoreValueError
 from shardcore_pjrt.mesh.geometry import Geometry, Placement
 
-__all__ = ["Exchange", "block_rows", "check_exchange", "choose_exchange", "update_exchange"]
+__all__ = [
+    "Exchange",
+    "block_rows",
+    "check_exchange",
+    "choose_exchange",
+    "default_layout",
+    "update_exchange",
+]
 
 Exchange = Literal["local", "one_hot", "gather", "all_to_all", "columns"]
 
@@ -96,6 +103,48 @@ def choose_exchange(devices: int, placement: Placement, num_rows: int, platform:
         return "columns"
     below = GATHER_BELOW_ON_CPU if platform == "cpu" else GATHER_BELOW
     return "gather" if devices < below else "all_to_all"
+
+
+def default_layout(
+    devices: int, placement: Placement, platform: str, exchange: Exchange | None = None
+) -> Literal["div", "mod"]:
+    """Return the layout of a table whose user gave none: "mod" where lookups use "all_to_all".
+
+    There, every pair of devices has the same room, that of the pair with most rows. Ids are often
+    numbered by how frequent they are; then the first device of "div" owns nearly all rows of a
+    batch: its pairs decide the room of all, and the others wait for it. A device of "mod" has one
+    row of every few. Compiled for v5e:4x4, 40,000,000 x 128 float32, SGD, 65,536 bags of 27 ids,
+    that follow a power law and are numbered by rank:
+
+    ========  ======  =====================  ============================
+    exponent  layout  room for rows that     MiB of temporaries
+                      reach a device         of the lookup, of the update
+    ========  ======  =====================  ============================
+    1.05      "div"   655,360                640, 648
+    1.05      "mod"   49,152                 54, 0
+    1.2       "div"   327,680                320, 320
+    1.2       "mod"   24,576                 54, 0
+    ========  ======  =====================  ============================
+
+    Parameters
+    ----------
+    devices : int
+        Of the backend.
+    placement : {"row", "table", "column", "replicated"}
+    platform : str
+        Of the devices, as JAX calls it: "tpu", "cpu", ...
+    exchange : {"gather", "all_to_all"}, optional
+        Of lookups of rows that are cut. None: by `choose_exchange`.
+
+    Examples
+    --------
+    >>> default_layout(16, "row", "tpu"), default_layout(4, "row", "tpu")
+    ('mod', 'div')
+    """
+    if placement != "row" or devices == 1:
+        return "div"
+    chosen = exchange or choose_exchange(devices, placement, ONE_HOT_ROWS + 1, platform)
+    return "mod" if chosen == "all_to_all" else "div"
 
 
 def block_rows(platform: str, row_bytes: int) -> int | None:
