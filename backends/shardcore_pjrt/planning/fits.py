@@ -6,6 +6,9 @@ program runs at a time, so that of their temporaries the largest counts.
 
 Tables, slots and the model's activations are known without a compiler. Where these alone are too
 much, nothing is compiled.
+
+Lists and buffers depend on which rows a batch names. So both are tried: the hot rows scattered over
+a table, and its rows numbered by rank, the hottest first; a model fits if it fits with both.
 """
 
 from __future__ import annotations
@@ -15,9 +18,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from shardcore.backend import FeatureBags, TableSpec
+from shardcore.backend import FeatureBags
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
+from shardcore.optimizer import Optimizer
 from shardcore.planning import Model, ModelTable
 from shardcore_pjrt.mesh.geometry import Geometry
 from shardcore_pjrt.planning.ahead_of_time import (
@@ -31,6 +36,9 @@ from shardcore_pjrt.planning.ahead_of_time import (
 )
 from shardcore_pjrt.planning.device_bytes import slot_bytes, table_bytes
 from shardcore_pjrt.planning.topologies import Topology, generation_of
+from shardcore_pjrt.routing.lookup_route import LookupShape
+from shardcore_pjrt.routing.strategy import default_layout
+from shardcore_pjrt.routing.update_route import UpdateShape
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -105,16 +113,27 @@ class Plan:
     tables : tuple of TableNeeds
     compiled : bool
         Whether temporaries and lists are known.
+    reserve : int
+        Bytes of each device that are for something else: the rest of the model.
+    by_rank : bool
+        Whether rows are numbered by rank, the hottest first, or the hot ones scattered.
+    other : Plan or None
+        The plan of the same model with ids of the other kind, that needs less, or as much; None
+        where no rows are hot, or nothing was compiled.
     """
 
     topology: Topology
     tables: tuple[TableNeeds, ...]
     compiled: bool
+    reserve: int = 0
+    by_rank: bool = False
+    other: Plan | None = None
 
     def needed_on(self, device: int) -> int:
         """Return the bytes that a device needs at its fullest."""
         running = [table.temporaries for table in self.tables if table.home in (None, device)]
-        return sum(table.held_on(device) for table in self.tables) + max(running, default=0)
+        held = sum(table.held_on(device) for table in self.tables)
+        return self.reserve + held + max(running, default=0)
 
     @property
     def fullest(self) -> int:
@@ -130,7 +149,7 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Whether every program was compiled and every device has room."""
+        """Whether every program was compiled and every device has room, whatever rows are hot."""
         return self.compiled and self.possible
 
     @property
@@ -148,13 +167,15 @@ class Plan:
         )
 
 
-def counted_plan(model: Model, topology: Topology) -> Plan:
+def counted_plan(model: Model, topology: Topology, reserve: int = 0) -> Plan:
     """Return what is known without a compiler: tables, slots, activations and gradients.
 
     Parameters
     ----------
     model : Model
     topology : Topology
+    reserve : int
+        Bytes of each device that are for something else.
 
     Raises
     ------
@@ -174,7 +195,7 @@ def counted_plan(model: Model, topology: Topology) -> Plan:
     counted = []
     for described in model.tables:
         spec = described.spec
-        geometry = _geometry(spec, topology.devices)
+        geometry = _geometry(described, topology.devices)
         table = table_bytes(geometry, spec.dtype)
         slots = slot_bytes(geometry, spec.dtype, spec.optimizer)
         home = None
@@ -192,7 +213,7 @@ def counted_plan(model: Model, topology: Topology) -> Plan:
         counted.append(
             TableNeeds(spec.name, spec.placement, home, "", table, slots, own, elsewhere)
         )
-    return Plan(topology, tuple(counted), False)
+    return Plan(topology, tuple(counted), False, reserve)
 
 
 def compiled_plan(
@@ -200,6 +221,7 @@ def compiled_plan(
     topology: Topology,
     seed: int = 0,
     tell: Callable[[str], None] = lambda _: None,
+    reserve: int = 0,
 ) -> Plan:
     """Return what a model needs: counted, and compiled unless that is too much already.
 
@@ -211,6 +233,13 @@ def compiled_plan(
         Of the ids of the batch that programs are compiled for.
     tell : callable, optional
         Called with a line to print before a step that takes long.
+    reserve : int
+        As in `counted_plan`.
+
+    Returns
+    -------
+    Plan
+        Of the ids, scattered or by rank, that need more.
 
     Raises
     ------
@@ -219,7 +248,7 @@ def compiled_plan(
     ShardcoreTypeError, ShardcoreValueError
         As `counted_plan`.
     """
-    counted = counted_plan(model, topology)
+    counted = counted_plan(model, topology, reserve)
     if not counted.possible:
         return counted
     meshes = {
@@ -228,14 +257,21 @@ def compiled_plan(
     }
     tell(f"compiling the programs of {len(model.tables)} tables for {topology.name}")
 
-    def compiled(number: int) -> TableNeeds:
-        described, needs = model.tables[number], counted.tables[number]
-        mesh = meshes[1 if needs.home is not None else topology.devices]
-        return _compiled(model, described, needs, mesh, np.random.default_rng((seed, number)))
-
+    orders = (False, True) if model.ids.ranked else (False,)
+    found: dict[bool, list[TableNeeds]] = {by_rank: [] for by_rank in orders}
     # One after the other: libtpu has been seen to crash when two threads compile at a time.
-    found = tuple(compiled(number) for number in range(len(model.tables)))
-    return Plan(topology, found, True)
+    for number, (described, needs) in enumerate(zip(model.tables, counted.tables, strict=True)):
+        mesh = meshes[1 if needs.home is not None else topology.devices]
+        programs = _Programs(described, mesh)
+        for by_rank in orders:
+            rng = np.random.default_rng((seed, number))
+            ids = model.ids.draw(rng, model.batch * described.hot, described.spec.num_rows, by_rank)
+            found[by_rank].append(programs.needs_with(ids, needs))
+    plans = [
+        Plan(topology, tuple(tables), True, reserve, by_rank) for by_rank, tables in found.items()
+    ]
+    plans.sort(key=lambda plan: (plan.possible, -plan.needed))  # stable: if equal, scattered
+    return replace(plans[0], other=plans[1]) if len(plans) > 1 else plans[0]
 
 
 def smallest_plan(
@@ -266,17 +302,18 @@ def smallest_plan(
     for candidate in generation_of(asked.topology.generation):
         if candidate == asked.topology:
             plan = asked
-        elif not counted_plan(model, candidate).possible:
+        elif not counted_plan(model, candidate, asked.reserve).possible:
             continue
         else:
-            plan = compiled_plan(model, candidate, seed, tell)
+            plan = compiled_plan(model, candidate, seed, tell, asked.reserve)
         if plan.fits:
             return plan
     return None
 
 
-def _geometry(spec: TableSpec, devices: int) -> Geometry:
+def _geometry(described: ModelTable, devices: int) -> Geometry:
     """Return how a table would lie on TPU devices."""
+    spec = described.spec
     if spec.dtype.name not in _DTYPES:
         raise ShardcoreTypeError(
             f"table {spec.name!r} must be of {', '.join(_DTYPES[:-1])} or {_DTYPES[-1]} on a TPU, "
@@ -288,44 +325,61 @@ def _geometry(spec: TableSpec, devices: int) -> Geometry:
         )
     if spec.placement == "table":
         devices = 1
+    layout = spec.layout
+    if not described.layout_given:
+        layout = default_layout(devices, spec.placement, "tpu")
     try:
-        return Geometry(spec.num_rows, spec.dim, devices, spec.placement, _LANES, spec.layout)
+        return Geometry(spec.num_rows, spec.dim, devices, spec.placement, _LANES, layout)
     except ShardcoreValueError as error:
         raise ShardcoreValueError(f"table {spec.name!r}: {error}") from error
 
 
-def _compiled(
-    model: Model,
-    described: ModelTable,
-    needs: TableNeeds,
-    mesh: Mesh,
-    rng: np.random.Generator,
-) -> TableNeeds:
-    """Return the needs of one table, with those of its programs."""
-    spec = described.spec
-    geometry = _geometry(spec, mesh.size)
-    ids = model.ids.draw(rng, model.batch * described.hot, spec.num_rows)
-    bags = [FeatureBags(ids, np.arange(0, ids.size + 1, described.hot))]
-    of_lookup = lookup_shape(geometry, bags)
-    needs = replace(needs, exchange=of_lookup.exchange)
-    lookup = compile_lookup(mesh, geometry, spec.dtype, of_lookup, spec.quantization, spec.max_norm)
-    found: list[Compiled | Refused] = [lookup]
-    batch = 0
-    if isinstance(lookup, Compiled):
-        batch = 2 * (lookup.arguments - needs.table + lookup.outputs)
-    if spec.optimizer is not None:
-        of_update = update_shape(geometry, bags, spec.optimizer)
-        update = compile_update(mesh, geometry, spec.dtype, of_update, spec.optimizer)
-        found.append(update)
-        if isinstance(update, Compiled):
-            batch += update.arguments - needs.table - needs.slots
-    programs = [one for one in found if isinstance(one, Compiled)]
-    return replace(
-        needs,
-        batch=max(batch, needs.batch),
-        temporaries=max((one.temporaries for one in programs), default=0),
-        code=sum(one.code for one in programs),
-        programs=len(programs),
-        seconds=sum(one.seconds for one in found),
-        refused=next((one.message for one in found if isinstance(one, Refused)), ""),
-    )
+class _Programs:
+    """The lookups and updates of one table, each shape of them compiled once."""
+
+    def __init__(self, described: ModelTable, mesh: Mesh) -> None:
+        self._spec, self._hot, self._mesh = described.spec, described.hot, mesh
+        self._geometry = _geometry(described, mesh.size)
+        self._found: dict[LookupShape | UpdateShape, Compiled | Refused] = {}
+
+    def needs_with(self, ids: NDArray[np.int64], needs: TableNeeds) -> TableNeeds:
+        """Return the needs of the table, with those of its programs for a batch of these ids."""
+        optimizer = self._spec.optimizer
+        bags = [FeatureBags(ids, np.arange(0, ids.size + 1, self._hot))]
+        of_lookup = lookup_shape(self._geometry, bags)
+        lookup = self._lookup(of_lookup)
+        found = [lookup]
+        batch = 0
+        if isinstance(lookup, Compiled):
+            batch = 2 * (lookup.arguments - needs.table + lookup.outputs)
+        if optimizer is not None:
+            update = self._update(update_shape(self._geometry, bags, optimizer), optimizer)
+            found.append(update)
+            if isinstance(update, Compiled):
+                batch += update.arguments - needs.table - needs.slots
+        programs = [one for one in found if isinstance(one, Compiled)]
+        return replace(
+            needs,
+            exchange=of_lookup.exchange,
+            batch=max(batch, needs.batch),
+            temporaries=max((one.temporaries for one in programs), default=0),
+            code=sum(one.code for one in programs),
+            programs=len(programs),
+            seconds=sum(one.seconds for one in found),
+            refused=next((one.message for one in found if isinstance(one, Refused)), ""),
+        )
+
+    def _lookup(self, shape: LookupShape) -> Compiled | Refused:
+        spec = self._spec
+        if shape not in self._found:
+            self._found[shape] = compile_lookup(
+                self._mesh, self._geometry, spec.dtype, shape, spec.quantization, spec.max_norm
+            )
+        return self._found[shape]
+
+    def _update(self, shape: UpdateShape, optimizer: Optimizer) -> Compiled | Refused:
+        if shape not in self._found:
+            self._found[shape] = compile_update(
+                self._mesh, self._geometry, self._spec.dtype, shape, optimizer
+            )
+        return self._found[shape]

@@ -8,12 +8,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Final
 
-from shardcore.errors import ShardcoreError
+from shardcore.errors import (
+    BrokenPluginError,
+    ShardcoreError,
+    ShardcoreValueError,
+    UnavailableError,
+)
 from shardcore.extras import pip_install
 from shardcore.planning import Model, example_model, load_model
 from shardcore.validation import as_count
@@ -37,6 +44,15 @@ _COLUMNS: Final[tuple[tuple[str, Callable[[TableNeeds], str]], ...]] = (
     ("seconds", lambda one: f"{one.seconds:.1f}" if one.exchange else "-"),
 )
 _WORDS: Final = 4  # columns before the first number
+_UNITS: Final = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_SIZE: Final = re.compile(r"(\d+(?=$)|\d+(?:\.\d+)?(?= ?[KMGT]iB)) ?([KMGT]iB)?")
+# What libtpu would ask a server for, and where there is none complain about on stderr, at whatever
+# level of its log. It has no bearing on topologies by name; errors are told as before.
+_QUIET: Final = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+}
 
 
 def _mib(nbytes: int) -> str:
@@ -58,6 +74,11 @@ def as_text(model: Model, plan: Plan, smallest: Plan | None) -> str:
     smallest : Plan or None
         Of the smallest listed topology that fits; None: there is none.
     """
+    return f"{_needs(model, plan)}\n{_smallest(plan, smallest)}"
+
+
+def _needs(model: Model, plan: Plan) -> str:
+    """Return what is known once the topology that was asked for has been tried."""
     where = plan.topology
     per_chip = f", {where.devices_per_chip} devices a chip" if where.devices_per_chip > 1 else ""
     lines = [
@@ -65,22 +86,39 @@ def as_text(model: Model, plan: Plan, smallest: Plan | None) -> str:
         "device",
         f"{len(model.tables)} tables, {sum(one.spec.num_rows for one in model.tables)} rows, "
         f"batch {model.batch}, ids {model.ids.text}",
-        "",
-        "MiB on each device that holds the table, and seconds to compile",
-        *_table(plan.tables),
-        "",
-        f"on device {plan.fullest}, the fullest: {_sums(plan)}",
-        _verdict(plan),
-        _blame(plan),
     ]
-    if smallest is None:
-        lines.append(f"smallest listed topology that fits: none of {where.generation}")
-    else:
-        lines.append(
-            f"smallest listed topology that fits: {smallest.topology.name}, "
-            f"with {_size(smallest.needed)} of {_size(smallest.topology.hbm)} on each device"
-        )
+    tried = [plan] if plan.other is None else sorted((plan, plan.other), key=lambda p: p.by_rank)
+    which = "" if plan.other is None else f", with {_ids(tried[0])}"
+    lines += [
+        "",
+        f"MiB on each device that holds the table, and seconds to compile{which}",
+        *_table(tried[0].tables),
+        "",
+    ]
+    if plan.other is not None:
+        pairs = zip(tried[0].tables, tried[1].tables, strict=True)
+        others = [two for one, two in pairs if replace(two, seconds=one.seconds) != one]
+        if others:
+            lines += [f"and with {_ids(tried[1])}, where it differs", *_table(others), ""]
+        lines.append("; ".join(f"with {_ids(one)}: {_room(one)}" for one in tried))
+    lines += [f"on device {plan.fullest}, the fullest: {_sums(plan)}", _verdict(plan), _blame(plan)]
     return "\n".join(lines)
+
+
+def _ids(plan: Plan) -> str:
+    return "ids by rank" if plan.by_rank else "ids scattered"
+
+
+def _room(plan: Plan) -> str:
+    return f"{_size(plan.needed)} of {_size(plan.topology.hbm)}"
+
+
+def _smallest(plan: Plan, smallest: Plan | None, unknown: str = "") -> str:
+    """Return what the search has found, or why there was none."""
+    found = f"not known: {unknown}" if unknown else f"none of {plan.topology.generation}"
+    if smallest is not None:
+        found = f"{smallest.topology.name}, with {_room(smallest)} on each device"
+    return f"smallest listed topology that fits: {found}"
 
 
 def _table(tables: Sequence[TableNeeds]) -> list[str]:
@@ -101,6 +139,7 @@ def _on_fullest(plan: Plan) -> dict[str, int]:
     device = plan.fullest
     held = [one for one in plan.tables if one.home in (None, device)]
     return {
+        "reserve": plan.reserve,
         "tables": sum(one.table for one in held),
         "slots": sum(one.slots for one in held),
         "batch": sum(one.batch for one in held)
@@ -112,19 +151,20 @@ def _on_fullest(plan: Plan) -> dict[str, int]:
 
 def _sums(plan: Plan) -> str:
     sums = _on_fullest(plan)
-    known = [kind for kind in sums if plan.compiled or kind not in ("temporaries", "programs")]
+    unknown = () if plan.compiled else ("temporaries", "programs")
+    known = [kind for kind in sums if kind not in unknown and (kind != "reserve" or sums[kind])]
     return ", ".join(f"{kind} {_size(sums[kind])}" for kind in known)
 
 
 def _verdict(plan: Plan) -> str:
-    room = f"{_size(plan.needed)} of {_size(plan.topology.hbm)}"
     if plan.fits:
-        return f"fits: {room}"
+        return f"fits: {_room(plan)}"
     if not plan.compiled:
-        return f"does not fit: at least {room}, so nothing was compiled"
+        return f"does not fit: at least {_room(plan)}, so nothing was compiled"
+    only = f" with {_ids(plan)}" if plan.other is not None and plan.other.fits else ""
     if plan.largest.refused:
-        return "does not fit: the compiler refused a program"
-    return f"does not fit: {room}"
+        return f"does not fit{only}: the compiler refused a program"
+    return f"does not fit{only}: {_room(plan)}"
 
 
 def _blame(plan: Plan) -> str:
@@ -137,7 +177,7 @@ def _blame(plan: Plan) -> str:
     return blame
 
 
-def as_json(model: Model, plan: Plan, smallest: Plan | None) -> str:
+def as_json(model: Model, plan: Plan, smallest: Plan | None, unknown: str = "") -> str:
     """Return a plan as JSON; bytes are those of one device.
 
     Parameters
@@ -145,6 +185,8 @@ def as_json(model: Model, plan: Plan, smallest: Plan | None) -> str:
     model : Model
     plan : Plan
     smallest : Plan or None
+    unknown : str
+        Why there was no search for it; "" if there was.
     """
     described = {
         "topology": asdict(plan.topology),
@@ -154,10 +196,17 @@ def as_json(model: Model, plan: Plan, smallest: Plan | None) -> str:
         "compiled": plan.compiled,
         "needed": plan.needed,
         "available": plan.topology.hbm,
+        "reserve": plan.reserve,
+        "needed_by_ids": {
+            "by_rank" if one.by_rank else "scattered": one.needed
+            for one in (plan, plan.other)
+            if one is not None and one.compiled
+        },
         "fullest_device": plan.fullest,
         "on_fullest_device": _on_fullest(plan),
         "largest_table": plan.largest.name,
         "smallest_topology": None if smallest is None else smallest.topology.name,
+        "smallest_topology_unknown": unknown,
         "tables": [asdict(one) for one in plan.tables],
     }
     return json.dumps(described, indent=2)
@@ -189,6 +238,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("layout", ("div", "mod")),
     ):
         parser.add_argument(f"--{name}", choices=values, help=f"{name} of all tables")
+    parser.add_argument(
+        "--reserve",
+        default="0",
+        metavar="SIZE",
+        help="of each device for the rest of the model, its gradients and optimizer: bytes, or "
+        "such as 512MiB, 1.5GiB",
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the ids; 0")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -208,15 +264,48 @@ def run(arguments: argparse.Namespace) -> int:
         if getattr(arguments, key) is not None
     }
     seed = as_count(arguments.seed, "seed", 0)
+    reserve = _as_bytes(arguments.reserve)
     model = load_model(arguments.model or example_model(), overrides)
-    plan = compiled_plan(model, asked, seed, _tell)
-    smallest = smallest_plan(model, plan, seed, _tell)
-    print((as_json if arguments.json else as_text)(model, plan, smallest))
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    plan = compiled_plan(model, asked, seed, _tell, reserve)
+    # The verdict is out before the search, which may compile for minutes.
+    if arguments.json:
+        _tell(_verdict(plan))
+    else:
+        print(_needs(model, plan), flush=True)
+    smallest, unknown = None, ""
+    try:
+        smallest = smallest_plan(model, plan, seed, _tell)
+    except (UnavailableError, BrokenPluginError) as error:  # the verdict needed no compiler
+        unknown = " ".join(str(error).split())
+    if arguments.json:
+        print(as_json(model, plan, smallest, unknown))
+    else:
+        print(_smallest(plan, smallest, unknown))
     return _FITS if plan.fits else _FITS_NOT
 
 
+def _as_bytes(text: str) -> int:
+    """Return a size as bytes.
+
+    Examples
+    --------
+    >>> _as_bytes("1000"), _as_bytes("1.5 GiB")
+    (1000, 1610612736)
+    """
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise ShardcoreValueError(
+            "reserve must be a count of bytes, or a number of KiB, MiB, GiB or TiB such as "
+            f"512MiB, got {text!r}"
+        )
+    number, unit = found[1], found[2]
+    return int(number) if unit is None else int(float(number) * _UNITS[unit])
+
+
 def _tell(line: str) -> None:
-    print(f"plan: {line}", file=sys.stderr)
+    print(f"plan: {line}", file=sys.stderr, flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
