@@ -4,6 +4,7 @@ No list is kept here. What stands above what follows from the imports, as ``docs
 reads them; the picture it draws is what a reader looks at.
 """
 
+import ast
 import importlib.util
 from graphlib import CycleError
 from pathlib import Path
@@ -91,3 +92,27 @@ def test_a_circle_is_found(tmp_path):
     with pytest.raises(CycleError):
         layers.levels(layers.room_graph(tmp_path / "p"))
     assert layers.levels(layers.module_graph(tmp_path / "p"))  # no circle of modules
+
+
+DOORS = [name for name in layers.modules(CORE) if name.split(".")[1:2] in (["torch"], ["jax"], ["tf"])]
+
+
+@pytest.mark.parametrize("module", DOORS)
+def test_a_door_reads_no_private_part_of_an_engine(module):
+    """What a door needs, a door of another framework, outside of this package, can have too."""
+    tree = ast.parse(EVERYTHING[module].read_text(encoding="utf-8"))
+    private = [
+        f"line {node.lineno}: {ast.unparse(node)}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and node.attr.startswith("_")
+        and not node.attr.startswith("__")
+        and ast.unparse(node.value).endswith("engine")
+    ]
+    assert private == []
+
+
+def test_there_are_doors():
+    assert {"shardcore.torch", "shardcore.jax", "shardcore.tf"} <= {
+        name.rpartition(".")[0] for name in DOORS
+    }

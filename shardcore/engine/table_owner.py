@@ -207,6 +207,31 @@ class TableOwner:
         }
 
     @property
+    def inputs(self) -> Inputs:
+        """How features, weights and gradients are read, for the doors of other frameworks.
+
+        Whatever the engine does, `inputs` can be asked: it touches no table. Its ``features`` are
+        in the order of the configuration, with their tables and the paths that messages begin with;
+        ``leaves`` and ``nested`` turn structures into lists in that order and back.
+
+        Examples
+        --------
+        >>> import shardcore as sc
+        >>> user = sc.TableConfig(5, 2, name="user")
+        >>> engine = sc.ShardedEmbedding({"clicks": sc.FeatureConfig(user)})
+        >>> [(feature.path, feature.table) for feature in engine.inputs.features]
+        [("features['clicks']", 'user')]
+        >>> engine.inputs.leaves({"clicks": [[3]]}, "features"), engine.inputs.nested([1])
+        ([[[3]]], {'clicks': 1})
+        """
+        return self._inputs
+
+    @property
+    def device_arrays(self) -> bool:
+        """Whether activations are arrays of the backend's devices, and gradients may be."""
+        return self._backend.capabilities.device_arrays
+
+    @property
     def step(self) -> int:
         """How many batches were applied, restored ones and those on their way included."""
         return self._progress.step

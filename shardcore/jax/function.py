@@ -253,11 +253,10 @@ def token(engine: ShardedEmbedding) -> jax.Array:
 def _check_engine(engine: Any, function: str) -> None:
     if not isinstance(engine, ShardedEmbedding):
         raise ShardcoreTypeError(f"engine must be a ShardedEmbedding, got {shown(engine)}")
-    backend = engine._backend
-    if backend.capabilities.device_arrays:
+    if engine.device_arrays:
         raise ShardcoreValueError(
             f"shardcore.jax.{function} is for tables in the memory of the host, and those of "
-            f"backend {backend.name!r} are on its devices: call engine.lookup and the handle's "
+            f"backend {engine.config()['backend']!r} are on its devices: call engine.lookup and the handle's "
             "apply_gradients outside jax.jit, which take and give arrays that stay there"
         )
 

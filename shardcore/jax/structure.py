@@ -55,7 +55,7 @@ class Structure:
     """
 
     def __init__(self, engine: ShardedEmbedding) -> None:
-        self._inputs = engine._inputs  # read as the engine reads: one set of rules and of messages
+        self._inputs = engine.inputs  # read as the engine reads: one set of rules and of messages
         self.features: Sequence[PlannedFeature] = self._inputs.features
 
     def nested(self, leaves: Sequence[Any]) -> Any:

@@ -42,7 +42,7 @@ class Lookups:
 
     def __init__(self, engine: ShardedEmbedding, owner: str) -> None:
         self._engine, self._owner = engine, owner
-        self._inputs = engine._inputs
+        self._inputs = engine.inputs
         self._trained = any(table["optimizer"] for table in engine.config()["tables"])
         self._numbers = count()
         self._waiting: OrderedDict[int, Lookup] = OrderedDict()
