@@ -94,7 +94,9 @@ def test_a_circle_is_found(tmp_path):
     assert layers.levels(layers.module_graph(tmp_path / "p"))  # no circle of modules
 
 
-DOORS = [name for name in layers.modules(CORE) if name.split(".")[1:2] in (["torch"], ["jax"], ["tf"])]
+DOORS = [
+    name for name in layers.modules(CORE) if name.split(".")[1:2] in (["torch"], ["jax"], ["tf"])
+]
 
 
 @pytest.mark.parametrize("module", DOORS)

@@ -21,6 +21,7 @@ from shardcore.ids.formats import as_ragged, as_weights, dense_shape, placed_wei
 from shardcore.ids.ragged import Ragged
 from shardcore.ids.sparse import Sparse
 from shardcore.sharding.layout import Layout
+from shardcore.store.bag_max import max_of_bags
 from shardcore.store.segment_reduce import COMBINERS, divisors, reduce_bags
 from shardcore.validation.arrays import as_floats, read_array
 from shardcore.variable import indexing
@@ -96,7 +97,8 @@ def embedding_lookup_sparse(
 
     With weights w and rows e: sum is Σw·e, mean is Σw·e / Σw, sqrtn is Σw·e / √Σw²; where a
     denominator is 0, so is the result. An empty bag gives zeros. An id that occurs twice counts
-    twice. float16 and bfloat16 rows are combined in float32.
+    twice. float16 and bfloat16 rows are combined in float32. max is the greatest value of each
+    column, without weights, as `TableConfig` has it.
 
     Parameters
     ----------
@@ -105,9 +107,9 @@ def embedding_lookup_sparse(
     sp_ids : Ragged, Sparse, array, (values, row_splits), list of lists, scipy.sparse or pyarrow
         Bags of ids in [0, rows). Of an array of rank 2 or more and of a `Sparse`, the last axis is
         the bag.
-    weights : None, Ragged or Sparse of equal places, or array, optional
+    weights : None, Ragged or Sparse of equal places, array, or Arrow column, optional
         One finite number per id; None is 1, or the weights that came with the ids.
-    combiner : "sum", "mean" or "sqrtn"
+    combiner : "sum", "mean", "sqrtn" or "max"
     max_norm : float, optional
         Rows whose L2 norm is greater are scaled down to it before they are combined.
 
@@ -130,9 +132,14 @@ def embedding_lookup_sparse(
     array([[3., 4.],
            [0., 0.],
            [3., 4.]])
+    >>> embedding_lookup_sparse(table, [[0, 2], [], [1]], combiner="max")
+    array([[5., 6.],
+           [0., 0.],
+           [3., 4.]])
     """
     store, norm = _checked_table(params, combiner, max_norm)
     ragged, batch = as_ragged(sp_ids, "sp_ids")
+    _check_unweighted(combiner, weights, ragged)
     working = working_dtype(store.dtype)
     factors = as_weights(
         placed_weights(weights, sp_ids), ragged, dense_shape(sp_ids), "weights", working
@@ -153,7 +160,8 @@ def safe_embedding_lookup_sparse(
     """Return one combined row per bag, leaving out what has no meaning.
 
     As `embedding_lookup_sparse`, but negative ids are left out, and for "mean" and "sqrtn" also ids
-    whose weight is not above 0, NaN included. For "sum" every weight counts and must be finite.
+    whose weight is not above 0, NaN included. For "sum" every weight counts and must be finite;
+    for "max" there are none.
 
     Parameters
     ----------
@@ -185,8 +193,9 @@ def safe_embedding_lookup_sparse(
     store, norm = _checked_table(params, combiner, max_norm)
     num_rows = store.layout.num_rows
     ragged, batch = as_ragged(ids, "ids")
+    _check_unweighted(combiner, weights, ragged)
     given = placed_weights(weights, ids)
-    prunes_weights = combiner != "sum"
+    prunes_weights = combiner in ("mean", "sqrtn")
     if prunes_weights:
         given, ragged = _nan_as_zero(given, ragged)
     factors = as_weights(given, ragged, dense_shape(ids), "weights", working_dtype(store.dtype))
@@ -256,9 +265,16 @@ def _checked_table(
 ) -> tuple[RowStore, float | None]:
     store = as_row_store(params, None)
     table_dtype(store.dtype, "dtype of params")
-    if combiner not in COMBINERS:
-        raise ShardcoreValueError(f'combiner must be "sum", "mean" or "sqrtn", got {combiner!r}')
+    if combiner not in (*COMBINERS, "max"):
+        raise ShardcoreValueError(
+            f'combiner must be "sum", "mean", "sqrtn" or "max", got {combiner!r}'
+        )
     return store, _checked_norm(max_norm, store)
+
+
+def _check_unweighted(combiner: str, weights: Any, ragged: Ragged) -> None:
+    if combiner == "max" and (weights is not None or ragged.weights is not None):
+        raise ShardcoreValueError("weights are refused for combiner 'max', which multiplies no row")
 
 
 def _checked_norm(max_norm: float | None, store: RowStore) -> float | None:
@@ -309,8 +325,11 @@ def _combine(
     dim = math.prod(store.row_shape)
     working = working_dtype(store.dtype)
     weights = None if weights is None else np.require(weights, working, ["C", "A"])
-    denominators = divisors(combiner, row_splits, weights, working)
     combined = np.empty((len(row_splits) - 1, dim), working)
+    if combiner == "max":
+        _write_greatest(store, rows, row_splits, max_norm, combined)
+        return combined.astype(store.dtype, copy=False)
+    denominators = divisors(combiner, row_splits, weights, working)
     bags_of_rows = FeatureBags(rows, row_splits, weights, denominators)
     if max_norm is None and store.combine(bags_of_rows, combined):
         return combined.astype(store.dtype, copy=False)
@@ -328,6 +347,23 @@ def _combine(
             combined[bags],
         )
     return combined.astype(store.dtype, copy=False)
+
+
+def _write_greatest(
+    store: RowStore,
+    rows: NDArray[np.int64],
+    row_splits: NDArray[np.int64],
+    max_norm: float | None,
+    out: NDArray[Any],
+) -> None:
+    """Write the greatest value of each column of each bag."""
+    for bags in bag_blocks(row_splits, out.shape[1] * store.dtype.itemsize):
+        first, last = int(row_splits[bags.start]), int(row_splits[bags.stop])
+        block = store.gather(rows[first:last])
+        if max_norm is not None:
+            block = scaled_to_norm(block, max_norm)
+        values = np.ascontiguousarray(block, out.dtype).reshape(last - first, out.shape[1])
+        out[bags], _ = max_of_bags(values, row_splits[bags.start : bags.stop + 1] - first)
 
 
 def only_array(store: RowStore) -> NDArray[Any] | None:

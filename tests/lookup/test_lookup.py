@@ -9,7 +9,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 import scipy.sparse
+from hypothesis import given
+from hypothesis import strategies as st
 
+from shardcore import reference
 from shardcore.errors import (
     ShardcoreError,
     ShardcoreIndexError,
@@ -236,6 +239,64 @@ def test_sparse_weights_have_the_places_of_the_ids() -> None:
         embedding_lookup_sparse(TABLE, [[1, 0], [], [2]], moved)
 
 
+# combiner "max"
+
+MAX_BAGS = st.lists(st.lists(st.integers(0, 6), max_size=4), max_size=5)
+
+
+@pytest.mark.parametrize("lookup", COMBINED)
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
+@pytest.mark.parametrize("block_bytes", [1, 4 << 20])
+@given(bags=MAX_BAGS, shards=st.integers(1, 4), seed=st.integers(0, 2**32), norm=st.booleans())
+def test_the_greatest_values_equal_the_twin(
+    lookup: Callable[..., np.ndarray],
+    dtype: Any,
+    block_bytes: int,
+    bags: list[list[int]],
+    shards: int,
+    seed: int,
+    norm: bool,
+) -> None:
+    values = np.array([-np.inf, -3.0, -1.5, -0.0, 0.0, 0.5, 2.0, np.nan])
+    rng = np.random.default_rng(seed)
+    whole = rng.choice(values[1:-1] if norm else values, (7, 2, 3)).astype(dtype)
+    max_norm = 2.0 if norm else None
+    ids = Ragged.from_lists(bags)
+    seen = embedding_lookup(whole, ids.values, max_norm=max_norm)
+    working = np.float64 if dtype is np.float64 else np.float32
+    expected, _ = reference.max_of_bags(seen.astype(working).reshape(-1, 6), ids.row_splits)
+    tables = [sharded(whole, Layout.mod(7, shards)), shards_of(whole, Layout.div(7, shards))]
+    before, indexing.BLOCK_BYTES = indexing.BLOCK_BYTES, block_bytes
+    try:
+        for table in (whole, *tables):
+            got = lookup(table, ids, combiner="max", max_norm=max_norm)
+            assert got.dtype == dtype
+            assert got.shape == (len(bags), 2, 3)
+            assert got.tobytes() == expected.astype(dtype).tobytes()
+    finally:
+        indexing.BLOCK_BYTES = before
+
+
+def test_greatest_values_without_the_ids_that_are_left_out() -> None:
+    ids = Sparse([[0, 0], [0, 1], [1, 0], [2, 0]], [0, -1, -1, 3], (4, 2))
+    got = safe_embedding_lookup_sparse(-TABLE, ids, combiner="max")
+    assert got.tolist() == [[-1, -2], [0, 0], [-7, -8], [0, 0]]
+    got = safe_embedding_lookup_sparse(-TABLE, ids, combiner="max", default_id=1)
+    assert got.tolist() == [[-1, -2], [-3, -4], [-7, -8], [-3, -4]]
+
+
+@pytest.mark.parametrize("lookup", COMBINED)
+def test_weights_are_refused_with_the_greatest_values(lookup: Callable[..., Any]) -> None:
+    message = "weights are refused for combiner 'max', which multiplies no row"
+    for ids, weights in [
+        ([[0, 1]], [1.0, 1.0]),
+        ([[0, 1]], Ragged.from_lists([[1.0, 1.0]])),
+        (Ragged([0, 1], [0, 2], weights=[1.0, 1.0]), None),
+    ]:
+        with pytest.raises(ShardcoreValueError, match=f"^{re.escape(message)}$"):
+            lookup(TABLE, ids, weights, combiner="max")
+
+
 # safe_embedding_lookup_sparse
 
 SAFE_IDS = Sparse(
@@ -424,9 +485,9 @@ def test_ids_out_of_range_in_bags(params: Any) -> None:
 
 @pytest.mark.parametrize("lookup", COMBINED)
 def test_refused_combiner_and_dtype(lookup: Callable[..., Any]) -> None:
-    message = 'combiner must be "sum", "mean" or "sqrtn", got \'max\''
-    with pytest.raises(ShardcoreValueError, match=re.escape(message)):
-        lookup(TABLE, [[0]], combiner="max")
+    message = 'combiner must be "sum", "mean", "sqrtn" or "max", got \'min\''
+    with pytest.raises(ShardcoreValueError, match=f"^{re.escape(message)}$"):
+        lookup(TABLE, [[0]], combiner="min")
     message = "dtype of params must be float32, float64, float16 or bfloat16, got 'int64'"
     with pytest.raises(ShardcoreTypeError, match=re.escape(message)):
         lookup(TABLE.astype(np.int64), [[0]])
