@@ -217,11 +217,13 @@ class ShardedEmbedding(TableOwner, Generic[Activations]):
         Parameters
         ----------
         features : the structure of the configuration
-            Leaves in any form that `shardcore.ids.formats` names. A dict of features may also come
-            as a data frame: of polars, pandas or pyarrow, or any with ``__arrow_c_stream__``. Its
-            columns are features by name; those that no feature names are ignored.
+            Leaves in any form that `shardcore.ids.formats` names. A dict of features, wherever in
+            the structure, may also come as a data frame: of polars, pandas or pyarrow, or any with
+            ``__arrow_c_stream__``. Its columns are features by name; those that no feature names
+            are ignored.
         weights : the same structure, optional
-            Leaves None, a `Ragged` or `Sparse` of numbers, or an array.
+            Leaves None, a `Ragged` or `Sparse` of numbers, an array, an Arrow column, or, where
+            the features come as a data frame, the name of a column of it.
 
         Returns
         -------

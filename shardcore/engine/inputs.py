@@ -10,7 +10,7 @@ from shardcore.engine.in_flight import Batch
 from shardcore.engine.tables import PlannedTable
 from shardcore.errors import ShardcoreValueError
 from shardcore.features.config import FeatureConfig
-from shardcore.features.frames import columns_of, is_frame
+from shardcore.features.frames import read_frames
 from shardcore.features.prepare import (
     PlannedFeature,
     PreparedFeature,
@@ -104,8 +104,8 @@ class Inputs:
         return Batch(prepared, tables)
 
     def _prepared(self, features: Any, weights: Any, keep: bool) -> list[PreparedFeature]:
-        if self._keys is not None and type(features) is not dict and is_frame(features):
-            features = columns_of(features, self._keys, "features")
+        if not self._single and not self._is_plain(features, weights):
+            features, weights = read_frames(self._structure, features, weights)
         leaves = self.leaves(features, "features")
         weight_leaves = self.optional_leaves(weights, "weights")
         prepared = []
@@ -115,6 +115,14 @@ class Inputs:
                 self._check_batch_size(ready, feature.path)
             prepared.append(ready)
         return prepared
+
+    def _is_plain(self, features: Any, weights: Any) -> bool:
+        """Return whether dicts were given for a dict of features, so that no frame can be there."""
+        return (
+            self._keys is not None
+            and type(features) is dict
+            and (weights is None or type(weights) is dict)
+        )
 
     def _check_batch_size(self, ready: PreparedFeature, path: str) -> None:
         samples = ready.shape[0] if ready.shape else 1

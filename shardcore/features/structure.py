@@ -206,6 +206,11 @@ def entries_of_kind(config: Any, other: Any, path: str) -> list[tuple[Any, str, 
     return entries_of(other, path)
 
 
+def same_kind(config: Any, other: Any) -> bool:
+    """Return whether `other` is the kind of container that the configuration has there."""
+    return _kind(config) == _kind(other)
+
+
 def _kind(container: Any) -> str:
     if isinstance(container, Mapping):
         return "dict"

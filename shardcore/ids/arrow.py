@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError, UnavailableError
 from shardcore.ids.ragged import Ragged
 from shardcore.ids.row_splits import row_splits_from_lengths
-from shardcore.validation.arrays import as_ids
+from shardcore.validation.arrays import as_floats, as_ids
 
 __all__ = [
     "Nulls",
@@ -23,9 +23,11 @@ __all__ = [
     "arrow_array",
     "has_capsule",
     "is_arrow_column",
+    "is_lazy",
     "owner_of",
     "pyarrow_for",
     "read_arrow_column",
+    "read_arrow_weights",
 ]
 
 Nulls: TypeAlias = Literal["raise", "drop"] | int
@@ -60,6 +62,11 @@ def is_arrow_column(leaf: object) -> bool:
     if len(getattr(leaf, "shape", ())) > 1:
         return False
     return has_capsule(leaf) or _is_older_series(leaf)
+
+
+def is_lazy(value: object) -> bool:
+    """Return whether something is a LazyFrame of polars, which has no values yet."""
+    return owner_of(value) == "polars" and type(value).__name__ == "LazyFrame"
 
 
 def _is_older_series(leaf: object) -> bool:
@@ -158,24 +165,9 @@ def read_arrow_column(
         if kept is None:
             return Ragged.from_dense(numbers)
         return Ragged(numbers, row_splits_from_lengths(kept.astype(np.int64)))
-    if not isinstance(
-        array, pyarrow.ListArray | pyarrow.LargeListArray | pyarrow.FixedSizeListArray
-    ):
+    if not _is_list(pyarrow, array):
         raise ShardcoreTypeError(f"a pyarrow array must be a list of integers, got {kind}")
-    if array.null_count:
-        if nulls is None or nulls == "raise":
-            at = int(np.argmax(array.is_null().to_numpy(zero_copy_only=False)))
-            raise _null_error("bags", at, nulls)
-        # Below a null list there may be values: flatten leaves them out.
-        lengths = array.value_lengths().fill_null(0).to_numpy().astype(np.int64)
-        row_splits, children = row_splits_from_lengths(lengths), array.flatten()
-    elif isinstance(array, pyarrow.FixedSizeListArray):
-        lengths = np.full(len(array), kind.list_size, dtype=np.int64)
-        row_splits, children = row_splits_from_lengths(lengths), array.flatten()
-    else:
-        offsets = array.offsets.to_numpy().astype(np.int64, copy=False)
-        row_splits = offsets - offsets[0]
-        children = array.values.slice(offsets[0], row_splits[-1])
+    row_splits, children = _bags_of(pyarrow, array, "bags", nulls)
     numbers, kept = _read_numbers(pyarrow, children, "values", nulls, rows_of)
     if kept is not None:
         kept_before = np.zeros(kept.size + 1, np.int64)
@@ -184,7 +176,79 @@ def read_arrow_column(
     return Ragged(numbers, row_splits)
 
 
-def _one_array(pyarrow: Any, leaf: Any, forms: str) -> Any:
+def read_arrow_weights(leaf: Any) -> Ragged | NDArray[Any]:
+    """Return a column of weights: lists as a `Ragged` of floats, numbers as an array.
+
+    Floats that lie in one piece are not copied.
+
+    Parameters
+    ----------
+    leaf : object
+        For which `is_arrow_column` is true.
+
+    Raises
+    ------
+    ShardcoreTypeError
+        If it holds no real numbers.
+    ShardcoreValueError
+        If it holds a null, which stands for no weight.
+    UnavailableError
+        If pyarrow is not installed.
+
+    Examples
+    --------
+    >>> import pyarrow
+    >>> read_arrow_weights(pyarrow.array([[0.5, 2.0], []]))
+    Ragged([[0.5, 2.0], []], dtype=float64)
+    """
+    pyarrow = pyarrow_for(leaf)
+    array = _one_array(pyarrow, leaf, "numbers, or lists of numbers", "weights")
+    kind = array.type
+    if not pyarrow.types.is_nested(kind):
+        return _read_floats(pyarrow, array)
+    if not _is_list(pyarrow, array):
+        raise ShardcoreTypeError(f"a column of weights must hold lists of numbers, got {kind}")
+    row_splits, children = _bags_of(pyarrow, array, "bags of weights", None)
+    return Ragged(_read_floats(pyarrow, children), row_splits)
+
+
+def _read_floats(pyarrow: Any, array: Any) -> NDArray[Any]:
+    if array.null_count:
+        valid = array.is_valid().to_numpy(zero_copy_only=False)
+        raise _null_error("weights", int(np.argmin(valid)), None)
+    if not len(array):
+        return np.empty(0)
+    if not (pyarrow.types.is_floating(array.type) or pyarrow.types.is_integer(array.type)):
+        raise ShardcoreTypeError(f"weights must be real numbers, got pyarrow {array.type}")
+    return as_floats(array.to_numpy(zero_copy_only=False), "weights")
+
+
+def _is_list(pyarrow: Any, array: Any) -> bool:
+    return isinstance(
+        array, pyarrow.ListArray | pyarrow.LargeListArray | pyarrow.FixedSizeListArray
+    )
+
+
+def _bags_of(
+    pyarrow: Any, array: Any, name: str, nulls: Nulls | None
+) -> tuple[NDArray[np.int64], Any]:
+    """Return the row_splits of a column of lists, and their values."""
+    if array.null_count:
+        if nulls is None or nulls == "raise":
+            at = int(np.argmax(array.is_null().to_numpy(zero_copy_only=False)))
+            raise _null_error(name, at, nulls)
+        # Below a null list there may be values: flatten leaves them out.
+        lengths = array.value_lengths().fill_null(0).to_numpy().astype(np.int64)
+        return row_splits_from_lengths(lengths), array.flatten()
+    if isinstance(array, pyarrow.FixedSizeListArray):
+        lengths = np.full(len(array), array.type.list_size, dtype=np.int64)
+        return row_splits_from_lengths(lengths), array.flatten()
+    offsets = array.offsets.to_numpy().astype(np.int64, copy=False)
+    row_splits = offsets - offsets[0]
+    return row_splits, array.values.slice(offsets[0], row_splits[-1])
+
+
+def _one_array(pyarrow: Any, leaf: Any, forms: str, argument: str = "ids") -> Any:
     """Return a column as one array of pyarrow, not copied if it is one already."""
     array = leaf
     if owner_of(leaf) != "pyarrow":
@@ -202,7 +266,7 @@ def _one_array(pyarrow: Any, leaf: Any, forms: str) -> Any:
             array = pyarrow.chunked_array(filled, array.type)
         array = array.chunk(0) if array.num_chunks == 1 else array.combine_chunks()
     if not isinstance(array, pyarrow.Array):
-        raise ShardcoreTypeError(f"ids must be {forms}, got pyarrow {type(leaf).__name__}")
+        raise ShardcoreTypeError(f"{argument} must be {forms}, got pyarrow {type(leaf).__name__}")
     return array
 
 

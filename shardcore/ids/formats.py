@@ -22,7 +22,13 @@ from shardcore.errors import (
     ShardcoreTypeError,
     ShardcoreValueError,
 )
-from shardcore.ids.arrow import Nulls, is_arrow_column, read_arrow_column
+from shardcore.ids.arrow import (
+    Nulls,
+    is_arrow_column,
+    is_lazy,
+    read_arrow_column,
+    read_arrow_weights,
+)
 from shardcore.ids.hashing import Hash, hash_array, hash_bags, hash_values, hashed
 from shardcore.ids.ragged import Ragged
 from shardcore.ids.sparse import Sparse
@@ -122,7 +128,7 @@ def as_weights(
     leaf : None, Ragged, RaggedTensor or array
         - None: the weights that came with the ids (``Ragged.weights``, SciPy's data), if any.
         - `Ragged`, or TensorFlow's ``RaggedTensor``, of real numbers with the row_splits of the
-          ids. (`Sparse` weights of `Sparse` ids become an array by `placed_weights`.)
+          ids. (`Sparse` weights of `Sparse` ids, and Arrow columns, go through `placed_weights`.)
         - array of rank 1, aligned with the ids in the order they were given.
         - array shaped like the dense ids.
     ragged : Ragged
@@ -183,7 +189,10 @@ def as_weights(
 
 
 def placed_weights(weights: Any, ids: Any) -> Any:
-    """Return the values of `Sparse` weights, once they lie where the ids do; others as they are.
+    """Return weights of other libraries as ours; of `Sparse` ones, placed as the ids, the values.
+
+    An Arrow column becomes a `Ragged` or an array, TensorFlow's tensors what they stand for. Others
+    come back as they are.
 
     Parameters
     ----------
@@ -202,8 +211,12 @@ def placed_weights(weights: Any, ids: Any) -> Any:
     >>> placed_weights(Sparse(places, [0.5, 2.0], (4, 2)), Sparse(places, [7, 5], (4, 2)))
     array([0.5, 2. ])
     """
+    if weights is None:
+        return None
     if is_of_tensorflow(weights):
         weights = read_tensorflow(weights, "weights")
+    elif is_arrow_column(weights):
+        return read_arrow_weights(weights)
     if not isinstance(weights, Sparse):
         return weights
     if is_of_tensorflow(ids):
@@ -294,7 +307,8 @@ def _scalar_error(scalar: object) -> ShardcoreTypeError:
 
 def _read_dense(leaf: Any, function: Hash | None) -> tuple[Ragged, tuple[int, ...]]:
     if not (hasattr(leaf, "__array__") or hasattr(leaf, "__dlpack__")):
-        raise ShardcoreTypeError(f"ids must be {_FORMS}, got {type(leaf).__name__}")
+        hint = "; frame.collect() gives its values" if is_lazy(leaf) else ""
+        raise ShardcoreTypeError(f"ids must be {_FORMS}, got {type(leaf).__name__}{hint}")
     array = read_array(leaf, "ids")[...]  # a view whose shape only we can change
     if array.ndim == 0:
         raise _scalar_error(array.item())
@@ -395,9 +409,14 @@ def _read_weights(leaf: Any, ragged: Ragged, dense_shape: tuple[int, ...] | None
         or _is_scipy(leaf)
         or (isinstance(leaf, list | tuple) and any(isinstance(w, list | tuple) for w in leaf))
     ):
+        hint = (
+            "the column of that name is meant where features come as a data frame"
+            if isinstance(leaf, str)
+            else "for a list of bags write sc.Ragged.from_lists(...)"
+        )
         raise ShardcoreTypeError(
             "weights must be None, a Ragged or Sparse of floats, or an array aligned with the ids, "
-            f"got {type(leaf).__name__}; for a list of bags write sc.Ragged.from_lists(...)"
+            f"got {type(leaf).__name__}; {hint}"
         )
     array = as_floats(read_array(leaf, "weights"), "weights")
     given = len(ragged.values)

@@ -257,7 +257,8 @@ def _check_engine(engine: Any, function: str) -> None:
         raise ShardcoreValueError(
             f"shardcore.jax.{function} is for tables in the memory of the host, and those of "
             f"backend {engine.config()['backend']!r} are on its devices: call engine.lookup and "
-            "the handle's apply_gradients outside jax.jit, which take and give arrays that stay there"
+            "the handle's apply_gradients outside jax.jit, which take and give arrays that stay "
+            "there"
         )
 
 

@@ -19,7 +19,7 @@ from shardcore._core import partition as _partition
 from shardcore.backend.messages import FeatureBags
 from shardcore.dtypes import KIND_OF, row_bytes, table_dtype, working_dtype
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
-from shardcore.ids.formats import as_weights
+from shardcore.ids.formats import as_ragged, as_weights, dense_shape, placed_weights
 from shardcore.ids.ragged import Ragged
 from shardcore.ids.row_splits import check_row_splits
 from shardcore.lookup.lookup import as_row_store, only_array
@@ -104,9 +104,9 @@ class PreparedLookup:
 
     def __call__(
         self,
-        values: ArrayLike,
-        row_splits: ArrayLike,
-        weights: ArrayLike | None = None,
+        values: Any,
+        row_splits: ArrayLike | None = None,
+        weights: Any = None,
         out: NDArray[Any] | None = None,
     ) -> NDArray[Any]:
         """Return one combined row per bag.
@@ -116,9 +116,11 @@ class PreparedLookup:
         values : array of any integer type, shape (n,), each in [0, rows)
             int32 and int64 arrays are copied as they are.
         row_splits : array of int, shape (bags + 1,)
-            Bag b is ``values[row_splits[b]:row_splits[b + 1]]``.
+            Bag b is ``values[row_splits[b]:row_splits[b + 1]]``. None: `values` come in bags, in
+            any form that a feature may have, such as a `Ragged` or the column of a data frame;
+            that takes longer.
         weights : array of real numbers, shape (n,), optional
-            Finite; ones where not given.
+            Finite; ones where not given. An Arrow column too, and a `Ragged` of the same bags.
         out : ndarray of `dtype`, shape (bags, *row_shape), C-contiguous, optional
             Where to write. Must not share memory with the table or the other arguments.
 
@@ -134,6 +136,8 @@ class PreparedLookup:
         ShardcoreIndexError
             If an id is out of range; the message gives its position.
         """
+        if row_splits is None:
+            values, row_splits, weights = _in_bags(values, weights)
         # Copies, C-contiguous and aligned, are what is checked and used: another thread may write
         # to the caller's arrays.
         ids: NDArray[Any] = values.copy() if type(values) is np.ndarray else _read_ids(values)
@@ -164,6 +168,7 @@ class PreparedLookup:
         if type(weights) is np.ndarray and self._is_plain_weights(weights, size):
             factors = weights
         elif weights is not None:
+            weights = placed_weights(weights, values)
             factors = as_weights(weights, Ragged(ids, splits), None, "weights", self.dtype)
             assert factors is not None, "weights were given"
             factors = np.require(factors, self.dtype, ["C", "A"])
@@ -253,6 +258,13 @@ def prepare_lookup(params: Any, combiner: str = "sum") -> PreparedLookup:
     if combiner not in COMBINERS:
         raise ShardcoreValueError(f'combiner must be "sum", "mean" or "sqrtn", got {combiner!r}')
     return PreparedLookup(store, combiner)
+
+
+def _in_bags(values: Any, weights: Any) -> tuple[Any, Any, Any]:
+    """Return values, row_splits and weights of bags in any form."""
+    ragged, _ = as_ragged(values, "values")
+    weights = as_weights(placed_weights(weights, values), ragged, dense_shape(values), "weights")
+    return ragged.values, ragged.row_splits, weights
 
 
 def _read_ids(values: ArrayLike) -> NDArray[Any]:

@@ -13,6 +13,7 @@ from shardcore.backend.messages import FeatureBags
 from shardcore.dtypes import TABLE_DTYPES, working_dtype
 from shardcore.errors import ShardcoreError, ShardcoreTypeError, ShardcoreValueError
 from shardcore.features.config import FeatureConfig, TableConfig, table_names
+from shardcore.features.frames import read_frames
 from shardcore.features.prepare import FeatureInput, prepare_feature
 from shardcore.features.structure import (
     entries_of,
@@ -40,10 +41,11 @@ def serving_embedding_lookup(
     ----------
     inputs : the structure of `feature_config`, or a part of it
         Leaves in any form that `ShardedEmbedding` takes. A feature is left out by leaving its key
-        out of a mapping, or by None in a list, tuple, named tuple or dataclass.
+        out of a mapping, or by None in a list, tuple, named tuple or dataclass. A data frame may
+        stand for a dict of features: it has those of whose names it has columns.
     weights : the same structure or a part of it, or None
-        Leaves None, a `Ragged` or `Sparse` of numbers, or an array, for features that are in
-        `inputs`.
+        Leaves None, a `Ragged` or `Sparse` of numbers, an array, or an Arrow column, for features
+        that are in `inputs`; where these come as a data frame, also the name of a column of it.
     tables : mapping of TableConfig or table name to ShardedVariable, array, or list of arrays
         Each (vocabulary_size, dim), of a dtype that is combined in the same type as the
         configured one: float64 for float64, else any of the others. A list holds consecutive
@@ -79,6 +81,7 @@ def serving_embedding_lookup(
            [0., 0.]], dtype=float32)}
     """
     names = table_names(flatten(feature_config, what="feature_config"))
+    inputs, weights = read_frames(feature_config, inputs, weights, "inputs", partial=True)
     asked = _part_asked(feature_config, inputs, "inputs")
     features = flatten(asked, _is_leaf, "inputs")
     leaves = flatten_like(asked, inputs, "inputs", _is_leaf)
