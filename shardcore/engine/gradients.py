@@ -347,11 +347,12 @@ def read_gradient(
     else:
         with np.errstate(over="ignore"):  # raised below, with its position
             cast = array.astype(dtype)
-    if check and not (finite := np.isfinite(cast)).all():
+    # In one piece before it is checked: one of several side by side is looked at row by row else.
+    whole = np.ascontiguousarray(cast)
+    if check and not (finite := np.isfinite(whole)).all():
         at = int(np.argmin(finite))
         raise ShardcoreValueError(_not_finite(path, shape, at, array.flat[at], dtype))
-    flat = cast if len(shape) == 2 else cast.reshape(-1, shape[-1])
-    return flat if flat.flags.c_contiguous else np.ascontiguousarray(flat)
+    return whole if len(shape) == 2 else whole.reshape(-1, shape[-1])
 
 
 def device_gradient(leaf: Any, shape: tuple[int, ...], path: str) -> Any:

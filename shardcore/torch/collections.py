@@ -20,7 +20,7 @@ from shardcore.errors import ShardcoreError, ShardcoreTypeError, ShardcoreValueE
 from shardcore.features.config import FeatureConfig, TableConfig
 from shardcore.initializers import FromArray, Uniform
 from shardcore.optimizer.base import Optimizer
-from shardcore.torch.calls import ids_of, read_bags, row_splits_of
+from shardcore.torch.calls import Bags, ids_of, read_bags, row_splits_of
 from shardcore.torch.module import EngineModule
 from shardcore.torch.tensors import check_place, numpy_dtype
 
@@ -283,8 +283,8 @@ class _Collection(EngineModule):
         known = ", ".join(repr(one.key) for one in self._all)
         raise ShardcoreValueError(f"key must be one of {known}, got {shown(key)}")
 
-    def _inputs(self, features: Any) -> dict[str, tuple[NDArray[Any], NDArray[np.int64], Any]]:
-        """Return ids, row splits and weights of every feature that a table asks for."""
+    def _inputs(self, features: Any) -> dict[str, Bags]:
+        """Return the bags of every feature that a table asks for."""
         names = dict.fromkeys(one.name for one in self._all)
         if isinstance(features, Mapping):
             missing = [name for name in names if name not in features]
@@ -300,14 +300,14 @@ class _Collection(EngineModule):
             f"got {type(features).__name__}"
         )
 
-    def _pair(self, given: Any, name: str) -> tuple[NDArray[Any], NDArray[np.int64], Any]:
+    def _pair(self, given: Any, name: str) -> Bags:
         path = f"features[{name!r}]"
         try:
             if isinstance(given, torch.Tensor) and given.is_nested:
                 given = (given.values(), given.offsets())
             if isinstance(given, torch.Tensor) and given.dim() == 2:
-                bags, width = given.shape
-                given = (given.reshape(-1), torch.arange(bags + 1) * width)
+                ids = ids_of(given, "values")
+                return Bags(ids, None, self._weights(None, ids.size))
             if not isinstance(given, tuple) or not 2 <= len(given) <= 3:
                 raise ShardcoreTypeError(
                     "must be (values, offsets), (values, offsets, weights), a tensor of rank 2 or "
@@ -317,7 +317,8 @@ class _Collection(EngineModule):
             if ids.ndim != 1:
                 raise ShardcoreValueError(f"values must be of rank 1, got shape {ids.shape}")
             splits = row_splits_of(given[1], ids.size, include_last=True, of="values")
-            return ids, splits, self._weights(given[2] if len(given) == 3 else None, ids.size)
+            weights = self._weights(given[2] if len(given) == 3 else None, ids.size)
+            return Bags(ids, splits, weights)
         except ShardcoreError as error:
             raise type(error)(f"{path}: {error}") from None
 
@@ -336,9 +337,7 @@ class _Collection(EngineModule):
             )
         return weights
 
-    def _keyed(
-        self, features: Any, names: Mapping[str, None]
-    ) -> dict[str, tuple[NDArray[Any], NDArray[np.int64], Any]]:
+    def _keyed(self, features: Any, names: Mapping[str, None]) -> dict[str, Bags]:
         """Read what looks like torchrec's KeyedJaggedTensor: all features, one after the other."""
         keys = list(features.keys())
         missing = [name for name in names if name not in keys]
@@ -370,7 +369,7 @@ class _Collection(EngineModule):
             splits = ends[at * batch : (at + 1) * batch + 1]
             here = slice(int(splits[0]), int(splits[-1]))
             own = None if weights is None else weights[here]
-            found[key] = (ids[here], splits - splits[0], own)
+            found[key] = Bags(ids[here], splits - splits[0], own)
         return found
 
     def extra_repr(self) -> str:
@@ -509,8 +508,8 @@ class EmbeddingBagCollection(_Collection):
             If they break a rule.
         """
         inputs = self._inputs(features)
-        leaves = [inputs[one.name][:2] for one in self._all]
-        weights = [inputs[one.name][2] for one in self._all]
+        leaves = [inputs[one.name].leaf for one in self._all]
+        weights = [inputs[one.name].weights for one in self._all]
         found = self._found(leaves, weights)
         return KeyedTensor({one.key: tensor for one, tensor in zip(self._all, found, strict=True)})
 
@@ -564,7 +563,7 @@ class EmbeddingCollection(_Collection):
         ShardcoreTypeError, ShardcoreValueError, ShardcoreIndexError
             If they break a rule.
         """
-        inputs = self._inputs(features)
+        inputs = {name: bags.in_one_axis() for name, bags in self._inputs(features).items()}
         found = self._found([inputs[one.name][0] for one in self._all], [None] * len(self._all))
         return {
             one.key: JaggedTensor(rows, torch.from_numpy(inputs[one.name][1]))
