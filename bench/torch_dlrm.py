@@ -112,11 +112,18 @@ def modules(sizes: Sizes, optimizer: Any) -> tuple[Any, list[Any]]:
     ), []
 
 
+NAMES: Final = [f"f{at}" for at in range(TABLES)]
+
+
+def tables_together(sizes: Sizes, optimizer: Any) -> st.EmbeddingBagCollection:
+    """Return all tables as one module, with a feature of `NAMES` each."""
+    tables = [st.EmbeddingBagConfig(sizes.rows, DIM, f"t{name}", [name]) for name in NAMES]
+    return st.EmbeddingBagCollection(tables, optimizer=optimizer)
+
+
 def collection(sizes: Sizes, optimizer: Any) -> tuple[Any, list[Any]]:
-    names = [f"f{at}" for at in range(TABLES)]
-    tables = [st.EmbeddingBagConfig(sizes.rows, DIM, f"t{name}", [name]) for name in names]
-    bags = st.EmbeddingBagCollection(tables, optimizer=optimizer)
-    return lambda ids: bags(dict(zip(names, ids, strict=True))).values(), []
+    bags = tables_together(sizes, optimizer)
+    return lambda ids: bags(dict(zip(NAMES, ids, strict=True))).values(), []
 
 
 CASES: Final[dict[str, tuple[Any, Any, bool]]] = {
