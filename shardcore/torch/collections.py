@@ -13,7 +13,6 @@ from typing import Any, Final, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from shardcore.backend.base import Backend
 from shardcore.errors import ShardcoreError, ShardcoreTypeError, ShardcoreValueError, shown
