@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from shardcore import optimizers
-from shardcore.backend.messages import FeatureBags
+from shardcore.backend.messages import FeatureBags, TableSpec
+from shardcore.initializers.constants import Zeros
 
 pytest.importorskip("jax")
 
@@ -17,6 +18,7 @@ from shardcore_pjrt.programs.sort_program import sort_program, sorted_shape
 from shardcore_pjrt.programs.update_program import update_arguments
 from shardcore_pjrt.routing.lookup_route import route_lookup
 from shardcore_pjrt.routing.update_route import route_update
+from shardcore_pjrt.stacks import global_row_ids, stacked
 
 MESH = Mesh(np.array(jax.devices("cpu")[:1]), ("x",))
 
@@ -30,10 +32,14 @@ def some_bags(rng, rows, bags, lengths, weighted, divided):
     return FeatureBags(rng.permutation(rows)[ids], row_splits, weights, divisors)
 
 
-def check(geometry, features, accumulate, lazy):
+def check(geometry, features, accumulate, lazy, members=None):
     looked_up = route_lookup(geometry, features, "local")
     route = route_update(geometry, features, "local", accumulate, lazy)
-    program = sort_program(MESH, geometry, looked_up.shape, accumulate, lazy)
+    firsts = (0,)
+    if members is not None:
+        global_row_ids(members, route.arrays)
+        firsts = tuple(int(member.first[0]) for member in members)
+    program = sort_program(MESH, geometry, looked_up.shape, accumulate, lazy, firsts)
     made, unique = program(jax.device_put(looked_up.arrays))
     assert int(unique) == route.unique_rows
     shape = sorted_shape(geometry, looked_up.shape, accumulate, lazy)
@@ -122,3 +128,18 @@ def test_batches_without_ids_and_with_every_row(accumulate, lazy):
     ids = rng.permutation(np.repeat(np.arange(40), 20))
     every = FeatureBags(ids, np.array([0, 300, 301, 800]))
     check(geometry, [every], accumulate, lazy)
+
+
+@pytest.mark.parametrize("lanes", [1, 128])
+def test_rows_of_a_stack_are_numbered_by_table(lanes):
+    rng = np.random.default_rng(9)
+    tables = [
+        (TableSpec(f"{rows}", rows, 8, np.dtype("float32"), Zeros(), 0), rows)
+        for rows in (37, 5, 120)
+    ]
+    alone = [(spec, Geometry(rows, 8, 1, "row", lanes), MESH) for spec, rows in tables]
+    ((_, geometry, members),) = stacked(alone)
+    features = []
+    for member, (_, rows) in zip(members, tables, strict=True):
+        features += member.bags([some_bags(rng, rows, 20, 6, False, True)])
+    check(geometry, features, True, True, members)

@@ -60,7 +60,12 @@ def sorted_shape(
 
 
 def sort_program(
-    mesh: Mesh, geometry: Geometry, looked_up: LookupShape, accumulate: bool, lazy: bool
+    mesh: Mesh,
+    geometry: Geometry,
+    looked_up: LookupShape,
+    accumulate: bool,
+    lazy: bool,
+    firsts: tuple[int, ...] = (0,),
 ) -> Callable[[Arrays], tuple[Arrays, jax.Array]]:
     """Return the compiled-on-first-use program that makes an update's lists of a lookup's.
 
@@ -72,6 +77,8 @@ def sort_program(
     looked_up : LookupShape
     accumulate, lazy : bool
         The optimizer's.
+    firsts : tuple of int, default (0,)
+        The first row of each member of a stack, ascending: ``row_ids`` count from there.
 
     Returns
     -------
@@ -82,7 +89,7 @@ def sort_program(
 
     def lists(arrays: Arrays) -> tuple[Arrays, jax.Array]:
         mine = {name: array[0] for name, array in arrays.items()}
-        made, unique = _Sorted(geometry, looked_up, accumulate, lazy, mine).lists()
+        made, unique = _Sorted(geometry, looked_up, accumulate, lazy, firsts, mine).lists()
         return {
             name: one[None] if name not in _OF_ALL else one for name, one in made.items()
         }, unique
@@ -118,9 +125,11 @@ class _Sorted:
         looked_up: LookupShape,
         accumulate: bool,
         lazy: bool,
+        firsts: tuple[int, ...],
         arrays: Arrays,
     ) -> None:
         self._geometry = geometry
+        self._firsts = firsts
         self._shape = sorted_shape(geometry, looked_up, accumulate, lazy)
         self._bags = sum(looked_up.bags)
         self._divisor = arrays.get("divisor")
@@ -172,12 +181,19 @@ class _Sorted:
         slot = jnp.where(self._true, position * part + self._row % part, size)
         beyond = lines + jnp.arange(count, dtype=jnp.int32)
         touched = jnp.where(self._true, position, count)
-        row_ids = jnp.full(size, -1, jnp.int32).at[slot].set(self._row, mode="drop")
+        row_ids = jnp.full(size, -1, jnp.int32).at[slot].set(self._own_rows(), mode="drop")
         return {
             "slot": slot,
             "lines": beyond.at[touched].set(line, mode="drop"),
             "row_ids": row_ids,
         }
+
+    def _own_rows(self) -> jax.Array:
+        """Return the row of each occurrence, as its own table of a stack counts them."""
+        if len(self._firsts) == 1:
+            return self._row
+        firsts = jnp.array(self._firsts, jnp.int32)
+        return self._row - firsts[jnp.searchsorted(firsts, self._row, side="right") - 1]
 
 
 def _changes(numbers: jax.Array) -> jax.Array:
