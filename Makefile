@@ -78,7 +78,7 @@ ON_EIGHT := JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=8
 
 test-pjrt: .venv-pjrt/ready  ## the backend pjrt: on eight CPU devices, and compiled for TPUs without one
 	JAX_PLATFORMS=cpu .venv-pjrt/bin/python -P -m pytest --doctest-modules --pyargs shardcore_pjrt
-	$(ON_EIGHT) $(IN_PARALLEL) -m "not libtpu" tests/shardcore_pjrt bench/bench_pjrt.py \
+	$(ON_EIGHT) $(IN_PARALLEL) -m "not libtpu" tests/shardcore_pjrt bench/bench_pjrt.py tests/examples/test_index.py \
 		--ignore=tests/shardcore_pjrt/test_processes.py
 	$(ON_EIGHT) tests/shardcore_pjrt/test_processes.py
 	$(ON_EIGHT) -m libtpu tests/shardcore_pjrt
@@ -89,7 +89,7 @@ test-peers: .venv-peers/ready  ## against torch, FBGEMM, TensorFlow, SparseCore,
 	JAX_PLATFORMS=cpu PYTHONPATH=tests/peers .venv-peers/bin/python -P -m pytest -p no_skips \
 		tests/shardcore_optimizers/test_optimizers_against_peers.py \
 		tests/shardcore_optimizers/test_optimizers_against_sparsecore.py tests/shardcore_bench \
-		tests/features/test_frames.py tests/ids/test_hashing_against_tensorflow.py \
+		tests/features/test_frames.py tests/features/test_weight_columns.py tests/ids/test_hashing_against_tensorflow.py \
 		tests/examples/test_criteo.py tests/torch tests/jax tests/tf \
 		"tests/test_docs.py::test_code_of_a_page_runs_and_prints_what_is_shown[docs/torch.md]" \
 		"tests/test_docs.py::test_code_of_a_page_runs_and_prints_what_is_shown[docs/jax.md]" \
