@@ -91,6 +91,7 @@ test-peers: .venv-peers/ready  ## against torch, FBGEMM, TensorFlow, SparseCore,
 		tests/shardcore_optimizers/test_optimizers_against_sparsecore.py tests/shardcore_bench \
 		tests/features/test_frames.py tests/features/test_weight_columns.py tests/ids/test_hashing_against_tensorflow.py \
 		tests/examples/test_criteo.py tests/torch tests/jax tests/tf \
+		"tests/test_docs.py::test_code_of_a_page_runs_and_prints_what_is_shown[docs/doors.md]" \
 		"tests/test_docs.py::test_code_of_a_page_runs_and_prints_what_is_shown[docs/torch.md]" \
 		"tests/test_docs.py::test_code_of_a_page_runs_and_prints_what_is_shown[docs/jax.md]" \
 		"tests/test_docs.py::test_code_of_a_page_runs_and_prints_what_is_shown[docs/tensorflow.md]"

@@ -25,7 +25,12 @@ PACKAGES = {
     "docs/writing-an-optimizer.md": SITE / "acme_optimizer",
     "docs/an-optimizer-in-c.md": SITE / "acme_lion",
 }
-NEEDED = {"docs/jax.md": "optax", "docs/tensorflow.md": "tensorflow", "docs/torch.md": "torch"}
+NEEDED = {
+    "docs/doors.md": ["torch", "tensorflow", "optax", "pyarrow"],
+    "docs/jax.md": ["optax"],
+    "docs/tensorflow.md": ["tensorflow"],
+    "docs/torch.md": ["torch"],
+}
 """What the code of a page needs beside what all tests need; where it is missing, it is skipped."""
 
 pytestmark = pytest.mark.skipif(
@@ -43,8 +48,9 @@ def differences_here(code: str, folder: Path) -> list[str]:
 @pytest.mark.parametrize("page", PAGES)
 def test_code_of_a_page_runs_and_prints_what_is_shown(page, tmp_path):
     code = code_of(page)
-    if page in NEEDED and importlib.util.find_spec(NEEDED[page]) is None:
-        pytest.skip(f"{NEEDED[page]} is not installed")
+    for name in NEEDED.get(page, ()):
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"{name} is not installed")
     if not code:
         pytest.skip("the page has no code to run")
     assert differences_here(code, tmp_path) == []
@@ -72,6 +78,26 @@ def test_the_readme_shows_what_it_prints():
 )
 def test_what_is_shown_wrongly_is_found(code, found, tmp_path):
     assert differences_here(code, tmp_path) == found
+
+
+def test_the_lines_of_each_door_are_as_many_as_the_table_says():
+    """A block that begins with ``# PyTorch: with the door``, say, holds the lines that count."""
+    counted = {}
+    for _, _, code in blocks("docs/doors.md"):
+        place = re.match(r"# ([\w ]+): (framework alone|engine by hand|with the door)\n", code)
+        if place:
+            lines = [line for line in code.splitlines()[1:] if line.strip()]
+            assert not any(line.lstrip().startswith("#") for line in lines)
+            counted[place.groups()] = len(lines)
+    text = (ROOT / "docs" / "doors.md").read_text(encoding="utf-8")
+    (head, *table) = re.findall(r"^\| ([^-].*) \|$", text, re.M)
+    ways = head.split(" | ")[1:]
+    told = {
+        (door, way): int(number)
+        for door, *numbers in (row.split(" | ") for row in table)
+        for way, number in zip(ways, numbers, strict=True)
+    }
+    assert {key: number for key, number in told.items() if number} == counted
 
 
 SURFACE = {
