@@ -210,7 +210,8 @@ class BuildExt(build_ext):
 
 def kernel(name: str, source: str, *pxi: str) -> Extension:
     """Return one extension module of the distribution."""
-    headers = ["shardcore/_core/scalars.h", f"{UPDATE}/shardcore_update.h"]
+    headers = [f"shardcore/_core/{name}.h" for name in ("columns", "scalars", "sum_rows")]
+    headers.append(f"{UPDATE}/shardcore_update.h")
     depends = ["setup.py", *headers, *pxi]
     return Extension(name, [source], include_dirs=["shardcore/_core", UPDATE], depends=depends)
 

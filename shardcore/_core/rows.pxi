@@ -37,12 +37,39 @@ cdef extern from "scalars.h" nogil:
     void sc_widen_halves(const half_t* source, int64_t count, float* to)
     void sc_narrow_halves(const float* source, int64_t count, half_t* to)
     void sc_widen_bfloats(const bfloat_t* source, int64_t count, float* to)
+
+cdef extern from "columns.h" nogil:
+    void sc_sum_floats_int64(
+        const void* table, Py_ssize_t stride, Py_ssize_t dim, const int64_t* ids, Py_ssize_t lo,
+        Py_ssize_t hi, Py_ssize_t last, const float* weights, float* out)
+    void sc_sum_floats_int32(
+        const void* table, Py_ssize_t stride, Py_ssize_t dim, const int32_t* ids, Py_ssize_t lo,
+        Py_ssize_t hi, Py_ssize_t last, const float* weights, float* out)
+    void sc_sum_halves_int64(
+        const void* table, Py_ssize_t stride, Py_ssize_t dim, const int64_t* ids, Py_ssize_t lo,
+        Py_ssize_t hi, Py_ssize_t last, const float* weights, float* out)
+    void sc_sum_halves_int32(
+        const void* table, Py_ssize_t stride, Py_ssize_t dim, const int32_t* ids, Py_ssize_t lo,
+        Py_ssize_t hi, Py_ssize_t last, const float* weights, float* out)
+    void sc_sum_bfloats_int64(
+        const void* table, Py_ssize_t stride, Py_ssize_t dim, const int64_t* ids, Py_ssize_t lo,
+        Py_ssize_t hi, Py_ssize_t last, const float* weights, float* out)
+    void sc_sum_bfloats_int32(
+        const void* table, Py_ssize_t stride, Py_ssize_t dim, const int32_t* ids, Py_ssize_t lo,
+        Py_ssize_t hi, Py_ssize_t last, const float* weights, float* out)
+    void sc_sum_doubles_int64(
+        const void* table, Py_ssize_t stride, Py_ssize_t dim, const int64_t* ids, Py_ssize_t lo,
+        Py_ssize_t hi, Py_ssize_t last, const double* weights, double* out)
+    void sc_sum_doubles_int32(
+        const void* table, Py_ssize_t stride, Py_ssize_t dim, const int32_t* ids, Py_ssize_t lo,
+        Py_ssize_t hi, Py_ssize_t last, const double* weights, double* out)
+
+cdef extern from "scalars.h" nogil:
     void prefetch_read "SC_PREFETCH_READ"(const void* address)
     void prefetch_write "SC_PREFETCH_WRITE"(const void* address)
 
 cdef enum:
-    WIDE = 64           # columns summed at a time
-    NARROW = 16
+    ROUNDED = 64        # columns that are rounded by chance at a time
     AHEAD = 64          # occurrences between asking for a row and using it
     LINE = 64           # bytes in a cache line
     RUN_BLOCK = 4096    # occurrences of one row that are summed in one go
@@ -129,15 +156,15 @@ cdef inline void narrow_stochastic(const value_t* values, Py_ssize_t count, uint
 
     Bits first, then rounding, so that the compiler can do many of each at once.
     """
-    cdef uint32_t chances[WIDE]
+    cdef uint32_t chances[ROUNDED]
     cdef Py_ssize_t column = 0, width, c
     while column < count:
-        width = WIDE if count - column > WIDE else count - column
+        width = ROUNDED if count - column > ROUNDED else count - column
         for c in range(width):
             chances[c] = <uint32_t>(mix(start + <uint64_t>(column + c + 1) * stride) >> 32)
         for c in range(width):
             store_stochastic(row + column + c, values[column + c], chances[c])
-        column += WIDE
+        column += ROUNDED
 
 
 # --- prefetch ----------------------------------------------------------------------------------
@@ -163,61 +190,33 @@ cdef inline const row_t* row_at(const row_t* table, Py_ssize_t stride, index_t i
     return <const row_t*>(<size_t>table + <size_t>id * <size_t>stride)
 
 
-cdef inline void sum_columns(const row_t* table, Py_ssize_t stride, Py_ssize_t dim,
-                             const index_t* ids__n, Py_ssize_t lo, Py_ssize_t hi, Py_ssize_t last,
-                             const value_t* weights__n, Py_ssize_t column, Py_ssize_t width,
-                             bint ahead, value_t* out) noexcept nogil:
-    """Sum columns [column, column + width) of rows ids__n[lo:hi], width <= WIDE, into out[column:].
-
-    `ahead`: ask for the rows AHEAD occurrences on, up to position `last`.
-    """
-    cdef value_t total[WIDE]
-    cdef value_t wide[WIDE]
-    cdef value_t weight
-    cdef Py_ssize_t i, c
-    cdef const row_t* row
-    for c in range(width):
-        total[c] = 0
-    for i in range(lo, hi):
-        if ahead and i + AHEAD < last:
-            ask_for_row(row_at(table, stride, ids__n[i + AHEAD]), dim * sizeof(row_t))
-        row = row_at(table, stride, ids__n[i]) + column
-        if row_t is half_t or row_t is bfloat_t:
-            widen(row, width, wide)
-            if weights__n == NULL:
-                for c in range(width):
-                    total[c] += wide[c]
-            else:
-                weight = weights__n[i]
-                for c in range(width):
-                    total[c] += weight * wide[c]
-        elif weights__n == NULL:
-            for c in range(width):
-                total[c] += load(row + c, total[c])
-        else:
-            weight = weights__n[i]
-            for c in range(width):
-                total[c] += weight * load(row + c, total[c])
-    for c in range(width):
-        out[column + c] = total[c]
-
-
 cdef inline void sum_rows(const row_t* table, Py_ssize_t stride, Py_ssize_t dim,
                           const index_t* ids__n, Py_ssize_t lo, Py_ssize_t hi, Py_ssize_t last,
                           const value_t* weights__n, value_t* out) noexcept nogil:
-    """Write the (weighted) sum of rows ids__n[lo:hi], in that order, to out (dim,)."""
-    cdef Py_ssize_t column = 0
-    while column + WIDE <= dim:
-        sum_columns(table, stride, dim, ids__n, lo, hi, last, weights__n, column, WIDE, column == 0,
-                    out)
-        column += WIDE
-    while column + NARROW <= dim:
-        sum_columns(table, stride, dim, ids__n, lo, hi, last, weights__n, column, NARROW,
-                    column == 0, out)
-        column += NARROW
-    if column < dim:
-        sum_columns(table, stride, dim, ids__n, lo, hi, last, weights__n, column, dim - column,
-                    column == 0, out)
+    """Write the (weighted) sum of rows ids__n[lo:hi], in that order, to out (dim,).
+
+    Rows are asked for up to position `last`.
+    """
+    if row_t is half_t and value_t is float32_t:
+        if index_t is int64_t:
+            sc_sum_halves_int64(table, stride, dim, ids__n, lo, hi, last, weights__n, out)
+        else:
+            sc_sum_halves_int32(table, stride, dim, ids__n, lo, hi, last, weights__n, out)
+    elif row_t is bfloat_t and value_t is float32_t:
+        if index_t is int64_t:
+            sc_sum_bfloats_int64(table, stride, dim, ids__n, lo, hi, last, weights__n, out)
+        else:
+            sc_sum_bfloats_int32(table, stride, dim, ids__n, lo, hi, last, weights__n, out)
+    elif row_t is float32_t and value_t is float32_t:
+        if index_t is int64_t:
+            sc_sum_floats_int64(table, stride, dim, ids__n, lo, hi, last, weights__n, out)
+        else:
+            sc_sum_floats_int32(table, stride, dim, ids__n, lo, hi, last, weights__n, out)
+    elif row_t is float64_t and value_t is float64_t:
+        if index_t is int64_t:
+            sc_sum_doubles_int64(table, stride, dim, ids__n, lo, hi, last, weights__n, out)
+        else:
+            sc_sum_doubles_int32(table, stride, dim, ids__n, lo, hi, last, weights__n, out)
 
 
 def segment_reduce(const uint8_t[:, ::1] table__rd, int kind, const index_t[::1] ids__n,

@@ -30,8 +30,10 @@ pytestmark = [
 ]
 
 DTYPES = ["float32", "float64", "float16", "bfloat16"]
-DIMS = st.sampled_from([0, 1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 47, 63, 64, 65, 79, 80, 81, 95]) | (
-    st.sampled_from([127, 128, 129, 143, 144, 145, 191, 192, 193, 200])
+DIMS = (
+    st.sampled_from([0, 1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 47, 63, 64, 65, 79, 80, 81, 95])
+    | st.sampled_from([127, 128, 129, 143, 144, 145, 191, 192, 193, 200])
+    | st.sampled_from([3, 4, 5, 6, 255, 256, 257, 320, 511, 512, 515])
 )
 LENGTHS = st.lists(st.sampled_from([0, 0, 1, 2, 5, 70]), max_size=8)
 
@@ -97,6 +99,25 @@ def test_combined_rows_equal_their_twin(
     out = np.full((len(lengths), dim), 7, ours.dtype)
     assert segment_reduce(*arguments, out=out) is out
     assert_same(out, ours)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_rows_of_every_width_are_combined(
+    dtype: str, weighted: bool, assert_same: Same, frozen: Freeze
+) -> None:
+    """Of finite numbers, so that every column counts; into memory with borders, which stay."""
+    rng = np.random.default_rng(0)
+    splits = np.array([0, 3, 3, 4, 80])
+    ids = rng.integers(0, 50, splits[-1])
+    for dim in (*range(1, 150), 192, 255, 256, 257, 276, 320, 384, 448, 511, 512, 516, 517, 700):
+        rows = frozen(rng.standard_normal((50, dim)).astype(as_dtype(dtype)))
+        value = working_dtype(rows.dtype)
+        weights = rng.standard_normal(ids.size).astype(value) if weighted else None
+        with_borders = np.full((6, dim), 7, value)
+        segment_reduce(rows, ids, splits, weights, out=with_borders[1:5])
+        assert_same(with_borders[1:5], reference.segment_reduce(rows, ids, splits, weights))
+        assert (with_borders[[0, 5]] == 7).all(), dim
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -1,0 +1,177 @@
+/* Columns of rows added up in vector registers. Every function is called with a width that the compiler
+   knows, a multiple of four up to SC_WIDE, and with totals in a local array: inlined and unrolled, such
+   totals never leave the registers. Of plain loops compilers make that for some widths only.
+
+   A product is rounded before it is added, one row after the other: the same bits everywhere. */
+#ifndef SHARDCORE_COLUMNS_H
+#define SHARDCORE_COLUMNS_H
+
+#include <stddef.h>
+
+#include "scalars.h"
+
+/* Bytes of a vector, and floats that are summed at a time: as many as leave registers for the rest. */
+#if defined(__AVX512F__)
+#define SC_VECTOR 64
+#define SC_WIDE 256
+#elif defined(__AVX2__)
+#define SC_VECTOR 32
+#define SC_WIDE 64
+#elif defined(__aarch64__)
+#define SC_VECTOR 16
+#define SC_WIDE 64
+#else
+#define SC_VECTOR 16
+#define SC_WIDE 32
+#endif
+
+/* The fewest columns that are summed at a time, bytes in a cache line, and occurrences between asking for a
+   row and using it. */
+#define SC_FEW 4
+#define SC_LINE 64
+#define SC_AHEAD 64
+
+#if defined(__clang__)
+#define SC_VECTORS(number, bytes) number __attribute__((vector_size(bytes), aligned(sizeof(number)), may_alias))
+#define SC_UNROLL _Pragma("clang loop unroll(full)")
+#define SC_UNROLL_SOME _Pragma("clang loop unroll(enable)")
+#define SC_INLINE static inline __attribute__((always_inline))
+#elif defined(__GNUC__)
+#define SC_VECTORS(number, bytes) number __attribute__((vector_size(bytes), aligned(sizeof(number)), may_alias))
+#define SC_UNROLL _Pragma("GCC unroll 64")
+#define SC_UNROLL_SOME _Pragma("GCC unroll 16")
+#define SC_INLINE static inline __attribute__((always_inline))
+#else
+#define SC_VECTORS(number, bytes) number
+#define SC_UNROLL
+#define SC_UNROLL_SOME
+#define SC_INLINE static inline
+#endif
+
+typedef SC_VECTORS(float, SC_VECTOR) sc_floats;
+typedef SC_VECTORS(float, 16) sc_few_floats;
+typedef SC_VECTORS(double, SC_VECTOR) sc_doubles;
+typedef SC_VECTORS(double, 16) sc_few_doubles;
+
+#define SC_LOADED(VECTOR, from) (*(const VECTOR *)(from))
+
+/* Do something with the columns of a row: in long vectors first, in short ones then. */
+#define SC_COLUMNS(NUMBER, VECTOR, FEW, DO)                                                        \
+    ptrdiff_t c = 0;                                                                               \
+    SC_UNROLL for (; c + (ptrdiff_t)(sizeof(VECTOR) / sizeof(NUMBER)) <= width;                    \
+                   c += sizeof(VECTOR) / sizeof(NUMBER)) DO(VECTOR)                                \
+    SC_UNROLL for (; c < width; c += sizeof(FEW) / sizeof(NUMBER)) DO(FEW)
+
+#define SC_CLEAR(VECTOR) *(VECTOR *)(totals + c) = (VECTOR){0};
+#define SC_PUT(VECTOR) *(VECTOR *)(out + c) = *(const VECTOR *)(totals + c);
+#define SC_ADD(VECTOR) *(VECTOR *)(totals + c) += SC_LOADED(VECTOR, row + c);
+#define SC_ADD_TIMES(VECTOR) *(VECTOR *)(totals + c) += weight * SC_LOADED(VECTOR, row + c);
+
+#define SC_DEFINE_SUMS(NUMBERS, NUMBER)                                                            \
+    SC_INLINE void sc_clear_##NUMBERS(NUMBER *totals, ptrdiff_t width) {                           \
+        SC_COLUMNS(NUMBER, sc_##NUMBERS, sc_few_##NUMBERS, SC_CLEAR)                               \
+    }                                                                                              \
+    SC_INLINE void sc_put_##NUMBERS(const NUMBER *totals, ptrdiff_t width, NUMBER *out) {          \
+        SC_COLUMNS(NUMBER, sc_##NUMBERS, sc_few_##NUMBERS, SC_PUT)                                 \
+    }                                                                                              \
+    SC_INLINE void sc_add_##NUMBERS(NUMBER *totals, const NUMBER *row, ptrdiff_t width) {          \
+        SC_COLUMNS(NUMBER, sc_##NUMBERS, sc_few_##NUMBERS, SC_ADD)                                 \
+    }                                                                                              \
+    SC_INLINE void sc_add_##NUMBERS##_times(NUMBER *totals, const NUMBER *row, NUMBER weight,      \
+                                            ptrdiff_t width) {                                     \
+        SC_COLUMNS(NUMBER, sc_##NUMBERS, sc_few_##NUMBERS, SC_ADD_TIMES)                           \
+    }
+
+SC_DEFINE_SUMS(floats, float)
+SC_DEFINE_SUMS(doubles, double)
+
+SC_INLINE float sc_one_of_floats(float value) { return value; }
+SC_INLINE double sc_one_of_doubles(double value) { return value; }
+SC_INLINE float sc_one_of_halves(sc_half value) { return sc_from_half(value); }
+SC_INLINE float sc_one_of_bfloats(sc_bfloat value) { return sc_from_bfloat(value); }
+
+/* Rows of short floats: converted in registers where there are instructions for it. */
+#if defined(__AVX2__) && defined(__F16C__) && defined(__GNUC__)
+#if defined(__AVX512F__)
+SC_INLINE sc_floats sc_floats_of_halves(const sc_half *row) {
+    return (sc_floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)row));
+}
+SC_INLINE sc_floats sc_floats_of_bfloats(const sc_bfloat *row) {
+    return (sc_floats)_mm512_slli_epi32(
+        _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)row)), 16);
+}
+#else
+SC_INLINE sc_floats sc_floats_of_halves(const sc_half *row) {
+    return (sc_floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)row));
+}
+SC_INLINE sc_floats sc_floats_of_bfloats(const sc_bfloat *row) {
+    return (sc_floats)_mm256_slli_epi32(
+        _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)row)), 16);
+}
+#endif
+SC_INLINE sc_few_floats sc_few_floats_of_halves(const sc_half *row) {
+    return (sc_few_floats)_mm_cvtph_ps(_mm_loadl_epi64((const __m128i *)row));
+}
+SC_INLINE sc_few_floats sc_few_floats_of_bfloats(const sc_bfloat *row) {
+    return (sc_few_floats)_mm_slli_epi32(
+        _mm_cvtepu16_epi32(_mm_loadl_epi64((const __m128i *)row)), 16);
+}
+#define SC_ADD_HALVES(VECTOR) *(VECTOR *)(totals + c) += VECTOR##_of_halves(row + c);
+#define SC_ADD_HALVES_TIMES(VECTOR) *(VECTOR *)(totals + c) += weight * VECTOR##_of_halves(row + c);
+#define SC_ADD_BFLOATS(VECTOR) *(VECTOR *)(totals + c) += VECTOR##_of_bfloats(row + c);
+#define SC_ADD_BFLOATS_TIMES(VECTOR) *(VECTOR *)(totals + c) += weight * VECTOR##_of_bfloats(row + c);
+#define SC_ADD_SHORTS(SHORTS, DO, DO_TIMES) SC_COLUMNS(float, sc_floats, sc_few_floats, DO)
+#define SC_ADD_SHORTS_TIMES(SHORTS, DO, DO_TIMES) SC_COLUMNS(float, sc_floats, sc_few_floats, DO_TIMES)
+#else
+#define SC_ADD_SHORTS(SHORTS, DO, DO_TIMES)                                                        \
+    float wide[SC_WIDE];                                                                           \
+    sc_widen_##SHORTS(row, width, wide);                                                           \
+    sc_add_floats(totals, wide, width);
+#define SC_ADD_SHORTS_TIMES(SHORTS, DO, DO_TIMES)                                                  \
+    float wide[SC_WIDE];                                                                           \
+    sc_widen_##SHORTS(row, width, wide);                                                           \
+    sc_add_floats_times(totals, wide, weight, width);
+#endif
+
+SC_INLINE void sc_add_halves(float *totals, const sc_half *row, ptrdiff_t width) {
+    SC_ADD_SHORTS(halves, SC_ADD_HALVES, SC_ADD_HALVES_TIMES)
+}
+SC_INLINE void sc_add_halves_times(float *totals, const sc_half *row, float weight, ptrdiff_t width) {
+    SC_ADD_SHORTS_TIMES(halves, SC_ADD_HALVES, SC_ADD_HALVES_TIMES)
+}
+SC_INLINE void sc_add_bfloats(float *totals, const sc_bfloat *row, ptrdiff_t width) {
+    SC_ADD_SHORTS(bfloats, SC_ADD_BFLOATS, SC_ADD_BFLOATS_TIMES)
+}
+SC_INLINE void sc_add_bfloats_times(float *totals, const sc_bfloat *row, float weight,
+                                    ptrdiff_t width) {
+    SC_ADD_SHORTS_TIMES(bfloats, SC_ADD_BFLOATS, SC_ADD_BFLOATS_TIMES)
+}
+
+#define SC_JOIN(a, b) a##b
+#define SC_JOINED(a, b) SC_JOIN(a, b)
+
+#define ROWS floats
+#define ROW float
+#define NUMBERS floats
+#define NUMBER float
+#include "sum_rows.h"
+
+#define ROWS halves
+#define ROW sc_half
+#define NUMBERS floats
+#define NUMBER float
+#include "sum_rows.h"
+
+#define ROWS bfloats
+#define ROW sc_bfloat
+#define NUMBERS floats
+#define NUMBER float
+#include "sum_rows.h"
+
+#define ROWS doubles
+#define ROW double
+#define NUMBERS doubles
+#define NUMBER double
+#include "sum_rows.h"
+
+#endif

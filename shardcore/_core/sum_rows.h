@@ -1,0 +1,146 @@
+/* The sum of rows of one type, for ids of each of the two types: columns.h includes this once per type of
+   row, with ROWS and ROW, the rows, and NUMBERS and NUMBER, the sums, defined. */
+#if !defined(INDEX)
+
+#define INDICES int64
+#define INDEX int64_t
+#include "sum_rows.h"
+#define INDICES int32
+#define INDEX int32_t
+#include "sum_rows.h"
+#undef ROWS
+#undef ROW
+#undef NUMBERS
+#undef NUMBER
+
+#else
+
+#define NAME(what) SC_JOINED(SC_JOINED(SC_JOINED(what, ROWS), _), INDICES)
+#define CLEAR SC_JOINED(sc_clear_, NUMBERS)
+#define PUT SC_JOINED(sc_put_, NUMBERS)
+#define ADD SC_JOINED(sc_add_, ROWS)
+#define ADD_TIMES SC_JOINED(SC_JOINED(sc_add_, ROWS), _times)
+#define ONE SC_JOINED(sc_one_of_, ROWS)
+
+/* Rows lie `stride` bytes apart from `table` on; or, from NULL on, one byte apart, anywhere. */
+SC_INLINE const ROW *NAME(sc_row_of_)(const void *table, ptrdiff_t stride, INDEX id) {
+    return (const ROW *)((size_t)table + (size_t)id * (size_t)stride);
+}
+
+SC_INLINE void NAME(sc_ask_)(const void *table, ptrdiff_t stride, ptrdiff_t dim, const INDEX *ids,
+                             ptrdiff_t at, ptrdiff_t last) {
+    if (at < last) {
+        const char *row = (const char *)NAME(sc_row_of_)(table, stride, ids[at]);
+        SC_UNROLL_SOME for (ptrdiff_t byte = 0; byte < dim * (ptrdiff_t)sizeof(ROW); byte += SC_LINE)
+            SC_PREFETCH_READ(row + byte);
+    }
+}
+
+/* Sum columns [column, column + width) of rows ids[lo:hi] into out[column:]; `ask`: the rows SC_AHEAD
+   occurrences on are asked for, up to position `last`. */
+SC_INLINE void NAME(sc_sum_columns_)(const void *table, ptrdiff_t stride, ptrdiff_t dim,
+                                     const INDEX *ids, ptrdiff_t lo, ptrdiff_t hi, ptrdiff_t last,
+                                     const NUMBER *weights, ptrdiff_t column, ptrdiff_t width,
+                                     int ask, NUMBER *out) {
+    NUMBER totals[SC_WIDE];
+    CLEAR(totals, width);
+    if (weights == NULL)
+        for (ptrdiff_t i = lo; i < hi; i++) {
+            if (ask)
+                NAME(sc_ask_)(table, stride, dim, ids, i + SC_AHEAD, last);
+            ADD(totals, NAME(sc_row_of_)(table, stride, ids[i]) + column, width);
+        }
+    else
+        for (ptrdiff_t i = lo; i < hi; i++) {
+            if (ask)
+                NAME(sc_ask_)(table, stride, dim, ids, i + SC_AHEAD, last);
+            ADD_TIMES(totals, NAME(sc_row_of_)(table, stride, ids[i]) + column, weights[i], width);
+        }
+    PUT(totals, width, out + column);
+}
+
+/* Sum all columns of rows that are narrower than the shortest vector. */
+SC_INLINE void NAME(sc_sum_narrow_)(const void *table, ptrdiff_t stride, ptrdiff_t dim,
+                                    const INDEX *ids, ptrdiff_t lo, ptrdiff_t hi, ptrdiff_t last,
+                                    const NUMBER *weights, NUMBER *out) {
+    NUMBER totals[SC_FEW] = {0};
+    for (ptrdiff_t i = lo; i < hi; i++) {
+        NAME(sc_ask_)(table, stride, dim, ids, i + SC_AHEAD, last);
+        const ROW *row = NAME(sc_row_of_)(table, stride, ids[i]);
+        for (ptrdiff_t c = 0; c < dim; c++)
+            totals[c] += weights == NULL ? ONE(row[c]) : weights[i] * ONE(row[c]);
+    }
+    for (ptrdiff_t c = 0; c < dim; c++)
+        out[c] = totals[c];
+}
+
+/* As many columns at a time as registers hold, then ever fewer. The last few may overlap those before:
+   their sums are made, and written, twice. */
+SC_INLINE void NAME(sc_sum_parts_)(const void *table, ptrdiff_t stride, ptrdiff_t dim,
+                                   const INDEX *ids, ptrdiff_t lo, ptrdiff_t hi, ptrdiff_t last,
+                                   const NUMBER *weights, NUMBER *out) {
+    const ptrdiff_t widest = SC_WIDE * sizeof(float) / sizeof(NUMBER);
+    ptrdiff_t column = 0;
+    if (dim < SC_FEW) {
+        NAME(sc_sum_narrow_)(table, stride, dim, ids, lo, hi, last, weights, out);
+        return;
+    }
+#define SUM_COLUMNS(at, width)                                                                     \
+    NAME(sc_sum_columns_)(table, stride, dim, ids, lo, hi, last, weights, at, width, (at) == 0, out)
+#define SUM_IF_THERE_ARE(width)                                                                    \
+    if (widest > width && column + width <= dim) {                                                 \
+        SUM_COLUMNS(column, width);                                                                \
+        column += width;                                                                           \
+    }
+    for (; column + widest <= dim; column += widest)
+        SUM_COLUMNS(column, widest);
+    SUM_IF_THERE_ARE(128)
+    SUM_IF_THERE_ARE(64)
+    SUM_IF_THERE_ARE(32)
+    SUM_IF_THERE_ARE(16)
+    SUM_IF_THERE_ARE(8)
+    SUM_IF_THERE_ARE(SC_FEW)
+    if (column < dim)
+        SUM_COLUMNS(dim - SC_FEW, SC_FEW);
+#undef SUM_IF_THERE_ARE
+#undef SUM_COLUMNS
+}
+
+/* Write the (weighted) sum of rows ids[lo:hi], in that order, to out (dim,). The dims of most tables have
+   bodies in which every count is known. */
+static void NAME(sc_sum_)(const void *table, ptrdiff_t stride, ptrdiff_t dim, const INDEX *ids,
+                          ptrdiff_t lo, ptrdiff_t hi, ptrdiff_t last, const NUMBER *weights,
+                          NUMBER *out) {
+#define SUM_ROWS_OF(dim) NAME(sc_sum_parts_)(table, stride, dim, ids, lo, hi, last, weights, out)
+    switch (dim) {
+    case 16:
+        SUM_ROWS_OF(16);
+        break;
+    case 32:
+        SUM_ROWS_OF(32);
+        break;
+    case 64:
+        SUM_ROWS_OF(64);
+        break;
+    case 128:
+        SUM_ROWS_OF(128);
+        break;
+    case 256:
+        SUM_ROWS_OF(256);
+        break;
+    default:
+        SUM_ROWS_OF(dim);
+    }
+#undef SUM_ROWS_OF
+}
+
+#undef NAME
+#undef CLEAR
+#undef PUT
+#undef ADD
+#undef ADD_TIMES
+#undef ONE
+#undef INDICES
+#undef INDEX
+
+#endif
