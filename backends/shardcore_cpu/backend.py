@@ -77,8 +77,10 @@ class CpuBackend(Backend):
         activations = [self._lookup_own(batch) for batch in batches]
         together = []
         for batch in batches:
+            if not batch.training:
+                continue
             optimizer = self.specs[batch.table].optimizer
-            if batch.training and optimizer is not None:
+            if optimizer is not None:
                 if optimizer.lazy:
                     together.append(batch)
                 else:  # to which rows without an occurrence are added
@@ -97,6 +99,15 @@ class CpuBackend(Backend):
             table.lookup(bags.ids, bags.row_splits, bags.weights, bags.divisors)
             for bags in batch.features
         ]
+
+    def lookup_into(self, table: str, bags: FeatureBags, out: NDArray[Any]) -> None:
+        """Combine the rows of every bag where they lie."""
+        if self.specs[table].seen_as_stored:
+            self._tables[table].lookup_into(
+                bags.ids, bags.row_splits, bags.weights, bags.divisors, out
+            )
+        else:
+            super().lookup_into(table, bags, out)
 
     def apply(self, updates: Sequence[TableUpdate]) -> None:
         """Update each touched row once, in one pass over the sorted rows.

@@ -97,7 +97,13 @@ from numpy.typing import NDArray
 
 from shardcore.backend.capabilities import Capabilities
 from shardcore.backend.from_rows import dots_from_rows, gradients_on_host, lookup_from_rows, staged
-from shardcore.backend.messages import NotFinite, TableBatch, TableSpec, TableUpdate
+from shardcore.backend.messages import (
+    FeatureBags,
+    NotFinite,
+    TableBatch,
+    TableSpec,
+    TableUpdate,
+)
 from shardcore.backend.process_group import ProcessGroup
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError, shown
 from shardcore.sharding.layout import Layout
@@ -320,6 +326,20 @@ class Backend(ABC):
         list, per batch, of lists, per feature, of ndarray of the working dtype, (bags, dim)
         """
         return [lookup_from_rows(self.specs[batch.table], batch, self.gather) for batch in batches]
+
+    def lookup_into(self, table: str, bags: FeatureBags, out: NDArray[Any]) -> None:
+        """Write what `lookup` returns for one feature of one table, without training, to `out`.
+
+        Only asked of backends whose arrays are NumPy's.
+
+        Parameters
+        ----------
+        table : str
+        bags : FeatureBags
+        out : ndarray of the working dtype, shape (bags, dim), C-contiguous
+        """
+        ((found,),) = self.lookup([TableBatch(table, (bags,))])
+        out[...] = found
 
     def takes_gradient(self, gradient: object) -> bool:
         """Return whether `gradient` is an array that lives where the tables do.

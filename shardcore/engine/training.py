@@ -220,19 +220,19 @@ class Training:
         self.progress.check_updates(wait=False)
         found = self._backend.lookup(batch.tables)
         activations: list[Any] = [None] * len(batch.prepared)
+        ids = invalid_ids = 0
         for table, arrays in zip(self._tables, found, strict=True):
             for at, array in zip(table.features, arrays, strict=True):
-                shape = (*batch.prepared[at].shape, table.spec.dim)
-                splits = batch.prepared[at].max_splits
+                prepared = batch.prepared[at]
+                ids += prepared.bags.ids.size
+                invalid_ids += prepared.invalid
+                shape = (*prepared.shape, table.spec.dim)
+                splits = prepared.max_splits
                 if splits is not None:
                     rows = np.ascontiguousarray(array, self._inputs.features[at].value)
                     array, batch.winners[at] = max_of_bags(rows, splits)
                 activations[at] = array if array.shape == shape else array.reshape(*shape)
-        self.counters.add(
-            lookups=1,
-            ids=sum([feature.bags.ids.size for feature in batch.prepared]),
-            invalid_ids=sum([feature.invalid for feature in batch.prepared]),
-        )
+        self.counters.add(lookups=1, ids=ids, invalid_ids=invalid_ids)
         return activations
 
     def _apply_one(

@@ -34,7 +34,8 @@ __all__ += ["activation_shape", "plan_features", "prepare_feature"]
 
 Ints = NDArray[np.int32] | NDArray[np.int64]
 
-_ID_TYPES: Final = (np.dtype(np.int64), np.dtype(np.int32))
+_INT64: Final = np.dtype(np.int64)
+_ID_TYPES: Final = (_INT64, np.dtype(np.int32))
 _SHARED_BAGS: Final = 1 << 16
 _fused: Any = _offsets.take_splits
 _take_splits: Final = _fused["int64_t"]  # chosen once: that takes longer than to take a few
@@ -257,6 +258,7 @@ def _plain_feature(feature: FeatureInput, leaf: Any) -> PreparedFeature | None:
     if config.table.combiner == "max":
         return None
     ids_shape: tuple[int, ...] | None = None
+    divisor: NDArray[Any] | None = None
     given: NDArray[Any]
     if type(leaf) is np.ndarray:
         ids_shape = leaf.shape
@@ -280,8 +282,8 @@ def _plain_feature(feature: FeatureInput, leaf: Any) -> PreparedFeature | None:
             type(given) is type(splits) is np.ndarray
             and given.ndim == splits.ndim == 1
             and _is_plain(given)
+            and splits.dtype == _INT64
             and _is_plain(splits)
-            and splits.dtype == np.int64
             and splits.size
         ):
             return None
@@ -289,7 +291,9 @@ def _plain_feature(feature: FeatureInput, leaf: Any) -> PreparedFeature | None:
         if _take_splits(splits, given.size, row_splits) >= 0:
             return None
         batch_shape = (row_splits.size - 1,)
-        divisor = divisors(config.table.combiner, row_splits, None, _value_of(config))
+        combiner = config.table.combiner
+        if combiner != "sum":  # which has none; to find the dtype takes longer than to ask
+            divisor = divisors(combiner, row_splits, None, _value_of(config))
     else:
         return None
     ids, bad = take_ids_on_threads(given, config.table.vocabulary_size)

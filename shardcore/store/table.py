@@ -95,8 +95,19 @@ class StoreTable:
         """Return the combined rows per bag, in the working dtype; ids are checked local rows."""
         shape = (row_splits.size - 1, self.rows.shape[1])
         out = pool.empty(shape, working_dtype(self.rows.dtype))
-        self._lock.read(reduce_bags, self.rows, ids, row_splits, weights, divisors, out)
+        self.lookup_into(ids, row_splits, weights, divisors, out)
         return out
+
+    def lookup_into(
+        self,
+        ids: Ints,
+        row_splits: NDArray[np.int64],
+        weights: NDArray[Any] | None,
+        divisors: NDArray[Any] | None,
+        out: NDArray[Any],
+    ) -> None:
+        """Write what `lookup` returns to `out`, (bags, dim), C-contiguous."""
+        self._lock.read(reduce_bags, self.rows, ids, row_splits, weights, divisors, out)
 
     def dots(
         self, ids: Ints, row_splits: NDArray[np.int64], gradients: NDArray[Any]

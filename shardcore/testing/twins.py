@@ -133,6 +133,13 @@ class Twins:
             for batch, model_batch in zip(batches, own, strict=True)
         ]
 
+    def lookup_into(self, table: str, bags: FeatureBags) -> None:
+        """Look one feature up, into an array that holds something else, and compare."""
+        ((wanted,),) = self.model.lookup([TableBatch(table, (bags,))])
+        out = np.full_like(wanted, 7)
+        self.backend.lookup_into(table, bags, out)
+        assert_agree(out, wanted, f"lookup_into of table {table!r}: out", self._tolerance)
+
     def apply(self, *shares: tuple[Looked, Gradients], step: int) -> None:
         """Apply the gradients of all tables in one call, and compare all that is stored."""
         self.apply_pairs([looked.updates(gradients, step) for looked, gradients in shares])

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardcore.backend.base import Backend
-from shardcore.backend.messages import FeatureBags, TableBatch
+from shardcore.backend.messages import FeatureBags
 from shardcore.backend.process_group import ProcessGroup
 from shardcore.errors import ShardcoreRuntimeError, ShardcoreTypeError, ShardcoreValueError
 from shardcore.sharding.layout import Layout
@@ -392,12 +392,11 @@ class BackendRowStore:
         as_stored = self._slot is None and backend.specs[self._table].seen_as_stored
         if not as_stored or backend.capabilities.device_arrays:
             return False
-        out[...] = self._calling(self._combined, bags)
+        self._calling(self._combine, bags, out)
         return True
 
-    def _combined(self, bags: FeatureBags) -> Any:
-        ((found,),) = self._open().lookup([TableBatch(self._table, (bags,))])
-        return found
+    def _combine(self, bags: FeatureBags, out: NDArray[Any]) -> None:
+        self._open().lookup_into(self._table, bags, out)
 
     def all_at_once(self, write: Callable[[BackendRowStore], None]) -> None:
         """Call ``write(store)``, which makes several writes, so that no interrupt splits them."""

@@ -128,6 +128,16 @@ class LookupTests(BackendFixtures):
         self._train_twice(twins, rng, spec)
         twins.check_reads()
 
+    def test_lookup_into_an_array(self, twins: Twins, rng: np.random.Generator) -> None:
+        """One feature's activations go where the caller says, rounded where lookups round."""
+        plain = twins.create(make_spec("t", 30, 6))
+        twins.lookup_into("t", make_bags(rng, plain, 20, combiner="mean", weighted=True))
+        twins.lookup_into("t", make_bags(rng, plain, 0))
+        if twins.backend.capabilities.quantization:
+            buckets = QuantizationConfig(5, -0.75, 0.75)
+            rounded = twins.create(make_spec("rounded", 30, 6, quantization=buckets))
+            twins.lookup_into("rounded", make_bags(rng, rounded, 20))
+
     def test_lookup_of_many_bags(self, twins: Twins, rng: np.random.Generator) -> None:
         """So many that several threads may share the work."""
         spec = twins.create(make_spec("t", 500, 33, optimizer=Probe()))

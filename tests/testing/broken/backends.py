@@ -83,6 +83,13 @@ class TestFailsOnNothing(Suite):
             return super()._combined(table, bags)
 
 
+class TestAddsToWhatIsThere(Suite):
+    class Faulty(ModelBackend):
+        def lookup_into(self, table, bags, out):
+            ((found,),) = self.lookup([TableBatch(table, (bags,))])
+            out += found
+
+
 class TestReadsBagsAsSamples(Suite):
     class Faulty(ModelBackend):
         def _combined(self, table, bags):
@@ -722,6 +729,10 @@ FAULTS = {
     "TestFailsOnNothing": (
         "test_lookup_of_nothing",
         "a batch without bags",
+    ),
+    "TestAddsToWhatIsThere": (
+        "test_lookup_into_an_array",
+        "lookup_into of table 't': out",
     ),
     "TestReadsBagsAsSamples": (
         "test_lookup_of_several_bags_per_sample",
