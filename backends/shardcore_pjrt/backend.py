@@ -47,12 +47,19 @@ from shardcore_pjrt.mesh.placing import (
 )
 from shardcore_pjrt.mesh.processes import processes_of
 from shardcore_pjrt.platform.installation import devices_of
-from shardcore_pjrt.programs.activations import as_cut, trimmed
+from shardcore_pjrt.programs.activations import (
+    Filling,
+    filled_up,
+    filled_up_on_devices,
+    trimmed,
+)
 from shardcore_pjrt.programs.compiled import Programs
 from shardcore_pjrt.programs.lookup_program import lookup_program
 from shardcore_pjrt.programs.refusals import Refusals
 from shardcore_pjrt.programs.update_program import update_program
+from shardcore_pjrt.routing.capacity import Rooms
 from shardcore_pjrt.routing.lookup_route import route_lookup
+from shardcore_pjrt.routing.spread import bags_of_device
 from shardcore_pjrt.routing.strategy import (
     Exchange,
     choose_exchange,
@@ -304,10 +311,17 @@ class PjrtBackend(Backend):
         with self._lock:
             self._processes.agree("lookup", batch_parts(batches))
             for group, (program, arrays) in zip(groups, prepared, strict=True):
+                devices = group.stack.geometry.devices
                 activations = iter(program(group.stack.rows, arrays))
                 for batch in group.batches:
                     found[id(batch)] = [
-                        trimmed(self.mesh, self._programs, next(activations), bags.num_bags)
+                        trimmed(
+                            self.mesh,
+                            self._programs,
+                            next(activations),
+                            bags_of_device(bags, devices),
+                            bags.num_bags,
+                        )
                         for bags in batch.features
                     ]
         for stack, together, features in groups:
@@ -341,7 +355,8 @@ class PjrtBackend(Backend):
     ) -> tuple[Any, dict[str, jax.Array]]:
         """Return a stack's lookup program, and the lists it takes."""
         geometry = table.geometry
-        route = route_lookup(geometry, features, self._exchange_of(geometry))
+        rooms = self._rooms_of(table.lookup_rooms)
+        route = route_lookup(geometry, features, self._exchange_of(geometry), rooms)
         spec, shape = table.spec, route.shape
         program = self._programs.get(
             lookup_program,
@@ -362,6 +377,13 @@ class PjrtBackend(Backend):
             for name, array in arrays.items()
         }
         return put(arrays, shardings)
+
+    def _rooms_of(self, taken: Rooms) -> Rooms | None:
+        """Return the classes that a stack's batches have taken.
+
+        Several processes use none: they might remember different calls where one of them failed.
+        """
+        return None if self._processes.several else taken
 
     def _exchange_of(self, geometry: Geometry) -> Exchange:
         if self._exchange is not None and geometry.placement == "row" and geometry.devices > 1:
@@ -404,8 +426,14 @@ class PjrtBackend(Backend):
         ]
         with self._lock:
             self._processes.agree("apply", update_parts(updates))
-            held = {update.batch.table: self._with_gradients_at_hand(update) for update in updates}
-            go = self._refusals.test(list(held.values()))
+            fillings: dict[str, list[Filling | None]] = {}
+            for one in joined:
+                fillings |= _fillings(one)
+            held = {
+                update.batch.table: self._filled_up(update, fillings[update.batch.table])
+                for update in updates
+            }
+            go = self._refusals.test(list(held.values()), [fillings[table] for table in held])
             moving = [
                 one
                 for one in joined
@@ -447,6 +475,22 @@ class PjrtBackend(Backend):
         )
         return dataclasses.replace(update, gradients=gradients)
 
+    def _filled_up(self, update: TableUpdate, fillings: Sequence[Filling | None]) -> TableUpdate:
+        """Return an update whose gradients have the bags of its program.
+
+        Those on devices are then on all devices of the mesh.
+        """
+
+        def filled(gradient: Any, filling: Filling | None) -> Any:
+            if filling is None:
+                return None
+            if isinstance(gradient, jax.Array):
+                return filled_up_on_devices(self.mesh, self._programs, gradient, filling)
+            return filled_up(gradient, filling)
+
+        gradients = map(filled, update.gradients, fillings)
+        return dataclasses.replace(update, gradients=tuple(gradients))
+
     def weight_dots(self, update: TableUpdate) -> list[NDArray[Any] | None]:
         """Return, per feature with a gradient, each occurrence's row times its bag's gradient."""
         with self._lock:
@@ -481,7 +525,12 @@ class PjrtBackend(Backend):
         chosen = None if self._exchange is not None else self.platform
         exchange = update_exchange(self._exchange_of(stack.geometry), optimizer.accumulate, chosen)
         route = route_update(
-            stack.geometry, features, exchange, optimizer.accumulate, optimizer.lazy
+            stack.geometry,
+            features,
+            exchange,
+            optimizer.accumulate,
+            optimizer.lazy,
+            self._rooms_of(stack.update_rooms),
         )
         global_row_ids(stack.members, route.arrays)
         return _Routed(tuple(tables), route, self._lists(stack, route.arrays))
@@ -496,15 +545,11 @@ class PjrtBackend(Backend):
         """Return a stack, the program that updates it, and the arguments after rows and slots."""
         table, shape = joined.stack, joined.routed.route.shape
         mesh, geometry = table.mesh, table.geometry
-        given = [
-            gradient
+        gradients = tuple(
+            self._cut(gradient, mesh)
             for update in joined.updates
             for gradient in held[update.batch.table].gradients
             if gradient is not None
-        ]
-        gradients = tuple(
-            as_cut(mesh, self._programs, gradient, bags * geometry.devices)
-            for gradient, bags in zip(given, shape.bags, strict=True)
         )
         if mesh is not self.mesh:
             go = jax.device_put(go, whole(mesh))
@@ -512,6 +557,12 @@ class PjrtBackend(Backend):
             update_program, mesh, geometry, shape, table.spec.optimizer, table.spec.dtype
         )
         return table, program, (gradients, joined.routed.lists, *numbers, go)
+
+    def _cut(self, gradient: jax.Array | NDArray[Any], mesh: Mesh) -> jax.Array:
+        """Return a feature's gradient cut over the devices of its table by bag."""
+        if isinstance(gradient, np.ndarray):
+            return put({"gradient": gradient}, {"gradient": over_devices(mesh)})["gradient"]
+        return jax.device_put(on_mesh(gradient, mesh), over_devices(mesh))
 
     def _numbers(self, moving: Sequence[_Joined]) -> list[list[jax.Array]]:
         """Return hyper-parameters, step and seed of each update on its devices: one transfer."""
@@ -557,6 +608,19 @@ class PjrtBackend(Backend):
         with self._lock:
             self._tables.clear()
             super().close()
+
+
+def _fillings(joined: _Joined) -> dict[str, list[Filling | None]]:
+    """Return, per table and feature with a gradient, where its bags are in the program's lists."""
+    devices = joined.stack.geometry.devices
+    room = iter(joined.routed.route.shape.bags)
+    return {
+        update.batch.table: [
+            None if one is None else Filling(devices, next(room), bags_of_device(bags, devices))
+            for bags, one in zip(update.batch.features, update.gradients, strict=True)
+        ]
+        for update in joined.updates
+    }
 
 
 def _warn_without_time_limit() -> None:

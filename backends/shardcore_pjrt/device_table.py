@@ -30,7 +30,7 @@ from shardcore_pjrt.programs.row_access import (
     sharding_of,
     write_program,
 )
-from shardcore_pjrt.routing.capacity import capacity
+from shardcore_pjrt.routing.capacity import Rooms, capacity
 from shardcore_pjrt.stacks import Member, initial_constants
 
 __all__ = ["DeviceTable", "bytes_of_a_device"]
@@ -66,6 +66,8 @@ class DeviceTable:
     spec : TableSpec
         Of the first member: what programs depend on is the same in all.
     arrays : dict of slot name, None for the weights, -> jax.Array
+    lookup_rooms, update_rooms : Rooms
+        The classes that batches have taken.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class DeviceTable:
         self.geometry = geometry
         self.members = tuple(members)
         self.spec = spec = members[0].spec
+        self.lookup_rooms, self.update_rooms = Rooms(), Rooms()
         self._starts = np.array([member.start for member in members])
         self._ends = self._starts + [member.layout.shard_sizes for member in members]
         self._programs = programs

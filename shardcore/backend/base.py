@@ -45,9 +45,9 @@ copies them, not for a pipeline either, so such arrays must be immutable.
 
 Whether their values are finite, the backend tests as part of the update, where
 ``TableUpdate.check`` asks for it; `apply` may return before that is known. A batch with a value
-that is not finite in the working dtype does nothing, for all of its tables, and no more does any
-batch after it, until `check_updates` has reported it. The engine asks for the report before and
-after its calls, puts it into words, and raises.
+that is not finite in the working dtype does nothing, for all of its tables; those after it are
+applied as if it had never come, with the steps that they were given. `check_updates` reports it.
+The engine asks for the report before and after its calls, puts it into words, and raises.
 
 The base class reads such gradients by `numpy.asarray`.
 
@@ -365,8 +365,8 @@ class Backend(ABC):
             `count_unique_rows`.
         """
         ready, found = gradients_on_host(updates, self.specs)
-        refused = self._refused or found
-        if refused is not None:
+        if found is not None:
+            refused = self._refused or dataclasses.replace(found, step=updates[0].step)
             self._refused = dataclasses.replace(refused, updates=refused.updates + 1)
             return
         changes = [staged(self.specs[one.batch.table], one, self.gather) for one in ready]
@@ -376,9 +376,7 @@ class Backend(ABC):
             self.count_unique_rows(unique)
 
     def check_updates(self, wait: bool) -> NotFinite | None:
-        """Report a gradient that was not finite, and how many updates did nothing; once.
-
-        Later updates work as if these had never come.
+        """Report the first gradient that was not finite, and how many updates did nothing; once.
 
         Parameters
         ----------

@@ -241,7 +241,10 @@ class NotFinite:
     value : float
         As it was given.
     updates : int
-        How many calls of `apply` did nothing because of it.
+        How many calls of `apply` did nothing: this one, and others that were refused after it and
+        are reported with it.
+    step : int
+        `TableUpdate.step` of the first of them, the one that is described.
     """
 
     table: str
@@ -251,3 +254,4 @@ class NotFinite:
     column: int
     value: float
     updates: int = 0
+    step: int = 0

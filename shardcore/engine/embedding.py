@@ -370,8 +370,10 @@ class ShardedEmbedding(TableOwner, Generic[Activations]):
             and the batch still waits.
         UpdateRefusedError
             If a value of a gradient on a device was not finite. That is tested there, and raised
-            by this or a later call of any kind: the update, and those after it, did nothing. The
-            batches in flight are dropped then, and `step` says how many were applied.
+            once that is known, at the latest by a call that reads, saves or closes: the update did
+            nothing. Those handed over meanwhile stand; rates and optimizers saw them under numbers
+            that count the refused step. The batches in flight are dropped then, and `step` says how
+            many were applied.
         ShardcoreRuntimeError
             If no training batch was dequeued, an earlier call failed in the background, or the
             engine is closed.

@@ -254,11 +254,14 @@ def _joined(
 
 
 def described(report: NotFinite) -> str:
-    """Return the message of a gradient that a backend found not finite."""
+    """Return the message of steps whose gradients a backend found not finite."""
     origin: Origin = report.origin[report.feature]
     place = report.bag * origin.shape[-1] + report.column
     told = _not_finite(origin.path, origin.shape, place, report.value, origin.value)
-    return origin.place + told
+    refused = f"step {report.step} was refused"
+    if report.updates > 1:
+        refused = f"{report.updates} steps were refused, the first of them step {report.step}"
+    return f"{refused}: {origin.place}{told}"
 
 
 def gradients_of_weights(

@@ -2,8 +2,9 @@
 
 An update may turn out later to have done nothing: an operation in the background fails, or a
 backend finds on its device that a gradient was not finite. The next call is told; what was counted
-of such updates is set right first, and the batches in flight, which were looked up in the belief
-that all went well, are dropped.
+of such updates is set right first, and the batches in flight are dropped. Updates that reached the
+backend after a refused one stand, with the step numbers that they were given; the next one goes on
+from how many were applied.
 """
 
 from __future__ import annotations

@@ -84,11 +84,11 @@ class Deferring(CpuBackend):
     def apply(self, updates):
         self.seen += [gradient for update in updates for gradient in update.gradients]
         ready, found = gradients_on_host(updates, self.specs)
-        with self.lock:
-            report = self.report or found
-            if report is not None:
+        if found is not None:
+            with self.lock:
+                report = self.report or dataclasses.replace(found, step=updates[0].step)
                 self.report = dataclasses.replace(report, updates=report.updates + 1)
-                return
+            return
         super().apply(ready)
 
     def weight_dots(self, update):
@@ -100,7 +100,7 @@ class Deferring(CpuBackend):
         self.closed = True
 
 
-def make_engine(backend=None, pipeline=False, **options):
+def make_engine(backend=None, pipeline=False, optimizer=None, **options):
     user = TableConfig(6, 2, initializer=ROWS, combiner="sum", name="user")
     item = TableConfig(5, 1, initializer=ROWS, combiner="sum", name="item")
     config = {
@@ -109,7 +109,11 @@ def make_engine(backend=None, pipeline=False, **options):
         "item": FeatureConfig(item),
     }
     e = sc.ShardedEmbedding(
-        config, sc.optimizers.SGD(1.0), backend=backend or Deferring(), pipeline=pipeline, **options
+        config,
+        optimizer or sc.optimizers.SGD(1.0),
+        backend=backend or Deferring(),
+        pipeline=pipeline,
+        **options,
     )
     e.build()
     return e
@@ -266,7 +270,8 @@ def test_a_gradient_that_its_backend_refuses_is_named():
 
 # --- refused on the device ---------------------------------------------------------------------
 
-MESSAGE = "gradients['friends'] must be finite in float32: gradients['friends'][1, 0, 1] = nan"
+VALUE = "gradients['friends'] must be finite in float32: gradients['friends'][1, 0, 1] = nan"
+MESSAGE = f"step 1 was refused: {VALUE}"
 BAD = {"friends": ((1, 0, 1), np.nan)}
 START = [[[i + 0.0] * 2 for i in range(6)], [[i + 0.0] for i in range(5)]]
 
@@ -355,26 +360,42 @@ def test_a_refusal_begins_with_the_name_of_the_call_that_hears_it(call):
 
 
 @both
-def test_batches_after_a_refused_one_do_nothing_and_are_counted(pipeline):
-    with make_engine(Deferring(patience=9), pipeline) as e:
+def test_batches_after_a_refused_one_stand_with_the_steps_they_were_given(pipeline):
+    asked, backend = [], Deferring(patience=9)
+    rate = asked_for(asked)
+    with make_engine(backend, pipeline, optimizer=sc.optimizers.SGD(rate)) as e:
         train(e, ones())
-        before = rows_of(e)
         train(e, ones(**BAD))
         train(e, ones())
         train(e, ones(user=((0, 0), np.inf)))
         e.enqueue(FEATURES)
         assert e.step == 4
-        refused(e.metrics)
-        assert e._backend.reported == [3]
-        assert e.step == 1
-        assert e.metrics()["steps"] == 1
-        assert rows_of(e) == before
+        message = f"2 steps were refused, the first of them step 2: {VALUE}"
+        refused(e.metrics, message)
+        assert e._backend.reported == [2]
+        assert e.step == 2
+        assert e.metrics()["steps"] == 2
+        with make_engine("cpu") as on_host:
+            train(on_host, ones(kind=np.asarray))
+            train(on_host, ones(kind=np.asarray))
+            assert rows_of(e) == rows_of(on_host)
         with pytest.raises(
             ShardcoreRuntimeError, match=r"^apply_gradients came without a training"
         ):
             e.apply_gradients(ones())
         train(e, ones())
-        assert e.step == 2
+        assert e.step == 3
+        assert asked == [0, 1, 2, 3, 2]
+
+
+def asked_for(steps):
+    """A rate of 1 that notes for which steps it was asked."""
+
+    def rate(step):
+        steps.append(step)
+        return 1.0
+
+    return rate
 
 
 def test_gradients_of_weights_hear_it():
@@ -386,7 +407,10 @@ def test_gradients_of_weights_hear_it():
 
 
 def test_values_that_do_not_fit_are_refused_and_shown_as_given():
-    message = "gradients['item'] must be finite in float32: gradients['item'][1, 0] = 1e+39"
+    message = (
+        "step 1 was refused: gradients['item'] must be finite in float32: "
+        "gradients['item'][1, 0] = 1e+39"
+    )
     with make_engine() as e:
         train(e, ones(np.float64, item=((1, 0), 1e39)))
         refused(e.metrics, message)
@@ -531,7 +555,7 @@ def test_the_base_class_reads_tests_and_reports(pipeline):
         before = rows_of(e)
         assert before == rows_of(on_host)
         train(e, ones(**BAD))
-        refused(e.metrics)
+        refused(e.metrics, f"step 2 was refused: {VALUE}")
         assert rows_of(e) == before
         assert e.step == 1
         train(e, ones())

@@ -22,6 +22,7 @@ from shardcore_pjrt.programs.lookup_program import lookup_arguments, lookup_prog
 from shardcore_pjrt.programs.scaled_to_norm import scaled_to_norm
 from shardcore_pjrt.routing import strategy
 from shardcore_pjrt.routing.lookup_route import route_lookup
+from shardcore_pjrt.routing.spread import bags_of_device
 
 ROWS, DIM = 61, 12
 
@@ -88,11 +89,14 @@ def check(
     program = lookup_program(mesh, geometry, route.shape, quantization, rows.dtype, max_norm)
     ours = program(table, arrays)
     assert len(ours) == len(features)
-    for theirs, bags, array, own in zip(expected, features, ours, route.shape.bags, strict=True):
-        assert array.shape == (geometry.devices * own, geometry.dim)
+    for theirs, bags, array, room in zip(expected, features, ours, route.shape.bags, strict=True):
+        assert array.shape == (geometry.devices * room, geometry.dim)
         assert array.dtype == np.float32
         assert array.sharding.is_equivalent_to(NamedSharding(mesh, Spec("x", None)), 2)
-        got = np.asarray(array)
+        own = bags_of_device(bags, geometry.devices)
+        by_device = np.asarray(array).reshape(geometry.devices, room, geometry.dim)
+        assert not by_device[:, own:].any(), "bags that only fill up are zeros"
+        got = by_device[:, :own].reshape(geometry.devices * own, geometry.dim)
         np.testing.assert_allclose(got[: bags.num_bags], theirs, rtol=2e-5, atol=2e-5)
         assert not got[bags.num_bags :].any(), "bags that only fill up are zeros"
     return program, (table, arrays)

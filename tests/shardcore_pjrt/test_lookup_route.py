@@ -120,9 +120,22 @@ def looked_up(geometry, features, route, table):
             np.concatenate([each[start : start + n] for each in every])
             for start, n in zip(starts[:-1], counts, strict=True)
         ]
-    for each, bags in zip(out, features, strict=True):
-        assert not each[bags.num_bags :].any()
-    return [each[: bags.num_bags] for each, bags in zip(out, features, strict=True)]
+    return [
+        true_bags(each, geometry.devices, own, bags.num_bags)
+        for each, own, bags in zip(
+            out, spread_bags(features, geometry.devices).own, features, strict=True
+        )
+    ]
+
+
+def true_bags(every, devices, own, bags):
+    """Without those that fill the devices' lists up, which are zeros."""
+    columns = every.shape[1]
+    by_device = every.reshape(devices, len(every) // devices, columns)
+    assert not by_device[:, own:].any()
+    out = by_device[:, :own].reshape(devices * own, columns)
+    assert not out[bags:].any()
+    return out[:bags]
 
 
 def check(geometry, features, exchange):

@@ -10,7 +10,7 @@ pytest.importorskip("jax")
 import jax
 from jax.sharding import Mesh
 from shardcore_pjrt.mesh.placing import on_mesh, over_devices, whole
-from shardcore_pjrt.programs.activations import as_cut
+from shardcore_pjrt.programs.activations import Filling, filled_up, filled_up_on_devices
 from shardcore_pjrt.programs.compiled import Programs
 
 
@@ -30,9 +30,9 @@ def test_arrays_on_the_devices_in_another_order_are_put_in_that_of_the_mesh():
     assert on_mesh(own, mesh) is own
 
 
-@pytest.mark.parametrize("true", [5, 8])
+@pytest.mark.parametrize("true", [5, 8, 12])
 @pytest.mark.parametrize("where", ["host", "one device", "backwards", "here"])
-def test_gradients_are_cut_over_the_devices_with_padding_at_the_end(where, true):
+def test_gradients_are_cut_over_the_devices_with_padding_in_each_part(where, true):
     devices = jax.devices("cpu")[:4]
     mesh = mesh_of(devices)
     values = np.arange(1, 2 * true + 1, dtype=np.float32).reshape(true, 2)
@@ -42,6 +42,15 @@ def test_gradients_are_cut_over_the_devices_with_padding_at_the_end(where, true)
         "here": whole(mesh),
     }
     given = jax.device_put(values, shardings[where]) if where in shardings else values
-    cut = as_cut(mesh, Programs(), given, 8)
-    assert cut.sharding == over_devices(mesh)
-    np.testing.assert_array_equal(cut, np.pad(values, ((0, 8 - true), (0, 0))))
+    own = -(-true // 4)
+    filling = Filling(4, 3, own)
+    if where == "host":
+        cut = filled_up(given, filling)
+    else:
+        cut = filled_up_on_devices(mesh, Programs(), given, filling)
+        assert cut.sharding == over_devices(mesh)
+    want = np.zeros((4, 3, 2), np.float32)
+    for bag, line in enumerate(values):
+        want[bag // own, bag % own] = line
+        assert filling.true_bag(bag // own * 3 + bag % own) == bag
+    np.testing.assert_array_equal(cut, want.reshape(12, 2))

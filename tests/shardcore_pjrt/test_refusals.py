@@ -1,4 +1,4 @@
-"""Gradients that are not finite: nothing from that batch on, and a report of its first one."""
+"""Gradients that are not finite: nothing of that batch, and a report of its first one."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ pytest.importorskip("jax")
 import jax
 from jax.sharding import Mesh
 from shardcore_pjrt.mesh.placing import over_devices
+from shardcore_pjrt.programs.activations import Filling
 from shardcore_pjrt.programs.compiled import Programs
 from shardcore_pjrt.programs.refusals import Refusals
 
@@ -21,9 +22,9 @@ def mesh():
     return Mesh(np.array(jax.devices("cpu")[:2]), ("x",))
 
 
-def update_of(mesh, *gradients, table="t", check=True):
+def update_of(mesh, *gradients, table="t", check=True, step=1):
     placed = tuple(jax.device_put(each, over_devices(mesh)) for each in gradients)
-    return TableUpdate(TableBatch(table, ()), placed, (), 1, check, origin=f"of {table}")
+    return TableUpdate(TableBatch(table, ()), placed, (), step, check, origin=f"of {table}")
 
 
 def test_the_first_refused_batch_is_reported_with_its_place(mesh):
@@ -31,14 +32,14 @@ def test_the_first_refused_batch_is_reported_with_its_place(mesh):
     good, spoilt = np.ones((4, 3), np.float32), np.ones((6, 3), np.float32)
     spoilt[5, 1], spoilt[3, 2] = np.nan, np.inf
     first = [update_of(mesh, good)]
-    bad = [update_of(mesh, good), update_of(mesh, good, spoilt, table="u")]
-    worse = [update_of(mesh, spoilt)]
+    bad = [update_of(mesh, good, step=2), update_of(mesh, good, spoilt, table="u", step=2)]
+    worse = [update_of(mesh, spoilt, step=3)]
     go = [bool(refusals.test(updates)) for updates in (first, bad, worse, first)]
-    assert go == [True, False, False, False]
+    assert go == [True, False, False, True]
     report = refusals.report(wait=True)
     assert (report.table, report.origin) == ("u", "of u")
     assert (report.feature, report.bag, report.column, report.value) == (1, 3, 2, np.inf)
-    assert report.updates == 3  # it, and the two after it
+    assert (report.step, report.updates) == (2, 2)
     assert refusals.report(wait=True) is None
     assert bool(refusals.test(first))
 
@@ -68,14 +69,34 @@ class Unfinished:
 
 def test_a_report_waits_only_for_batches_that_are_long_past(mesh, monkeypatch):
     monkeypatch.setattr("shardcore_pjrt.programs.refusals.fetched", lambda value: value)
-    values = [Unfinished() for _ in range(11)]
+    values = [Unfinished() for _ in range(67)]
     tests = iter(values)
     programs = Programs()
-    monkeypatch.setattr(programs, "get", lambda *_: lambda *_: (next(tests), [(0, 0.0)]))
+    monkeypatch.setattr(programs, "get", lambda *_: lambda *_: (next(tests), [0], [0.0]))
     refusals = Refusals(mesh, programs)
     for _ in values:
         refusals.test([update_of(mesh, np.ones((4, 3), np.float32))])
     assert refusals.report(wait=False) is None
-    assert [value.asked for value in values] == [1] * 3 + [0] * 8
+    assert [value.asked for value in values] == [1] * 3 + [0] * 64
     assert refusals.report(wait=True) is None
-    assert [value.asked for value in values] == [1] * 11
+    assert [value.asked for value in values] == [1] * 67
+
+
+def test_what_fills_a_gradient_up_moves_no_place(mesh):
+    refusals = Refusals(mesh, Programs())
+    spoilt = np.zeros((8, 3), np.float32)  # two parts with room for four, of three bags each
+    spoilt[5, 2] = np.inf
+    update = update_of(mesh, spoilt)
+    assert not bool(refusals.test([update], [[Filling(2, 4, 3)]]))
+    report = refusals.report(wait=True)
+    assert (report.bag, report.column) == (4, 2)
+
+
+def test_a_value_is_shown_as_given_beside_gradients_of_other_dtypes(mesh):
+    refusals = Refusals(mesh, Programs())
+    half, single = np.ones((2, 2), np.float16), np.ones((2, 2), np.float32)
+    half[1, 0] = -np.inf
+    single[0, 1] = np.nan
+    refusals.test([update_of(mesh, np.ones((2, 2), np.float32), half, single)])
+    report = refusals.report(wait=True)
+    assert (report.feature, report.bag, report.column, report.value) == (1, 1, 0, -np.inf)

@@ -22,6 +22,7 @@ from shardcore_pjrt.mesh.geometry import Geometry
 from shardcore_pjrt.mesh.placed_arrays import stored_dtype
 from shardcore_pjrt.programs.update_program import update_arguments, update_program
 from shardcore_pjrt.routing import strategy
+from shardcore_pjrt.routing.spread import bags_of_device
 from shardcore_pjrt.routing.update_route import route_update
 
 ROWS, DIM = 61, 12
@@ -127,11 +128,13 @@ def run(geometry, exchange, optimizer, dtype="float32", steps=1, go=True, exact=
         route = route_update(geometry, features, exchange, optimizer.accumulate, optimizer.lazy)
         wanted = update_arguments(mesh, geometry, dtype, route.shape, optimizer)
         padded = []
-        for gradient, own in zip(gradients, route.shape.bags, strict=True):
+        for one, gradient, room in zip(features, gradients, route.shape.bags, strict=True):
             # NaN in bags that only fill up must reach no row.
-            whole = np.full((geometry.devices * own, geometry.dim), np.nan, gradient.dtype)
-            whole[: len(gradient)] = gradient
-            padded.append(whole)
+            whole = np.full((geometry.devices, room, geometry.dim), np.nan, gradient.dtype)
+            own = max(1, bags_of_device(one, geometry.devices))
+            bags = np.arange(len(gradient))
+            whole[bags // own, bags % own] = gradient
+            padded.append(whole.reshape(-1, geometry.dim))
         seed = step_seed(23, step)
         given = (
             table,

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from shardcore_pjrt.mesh.geometry import Geometry
 from shardcore_pjrt.routing.capacity import capacity
+from shardcore_pjrt.routing.spread import spread_bags
 from shardcore_pjrt.routing.update_route import route_update
 
 from shardcore import reference
@@ -54,17 +55,20 @@ def gradients_of(features, dim, seed=3):
     return [rng.integers(-8, 9, (bags.num_bags, dim)).astype(np.float32) for bags in features]
 
 
-def padded(devices, gradient, bags, padding=np.nan):
+def padded(devices, gradient, bags, own, padding=np.nan):
     """A feature's gradients as the devices hold them; what pads them is no number."""
-    out = np.full((devices * bags, *gradient.shape[1:]), padding, gradient.dtype)
-    out[: len(gradient)] = gradient
-    return out.reshape(devices, bags, *gradient.shape[1:])
+    out = np.full((devices, bags, *gradient.shape[1:]), padding, gradient.dtype)
+    for device, line in enumerate(out):
+        share = gradient[device * own : (device + 1) * own]
+        line[: len(share)] = share
+    return out
 
 
-def held_gradients(geometry, route, gradients):
+def held_gradients(geometry, route, features, gradients):
     """What `source` points into, per line of the arrays, scaled."""
     devices, shape = geometry.devices, route.shape
-    cut = [padded(devices, g, n) for g, n in zip(gradients, shape.bags, strict=True)]
+    owned = spread_bags(features, devices).own
+    cut = [padded(devices, *each) for each in zip(gradients, shape.bags, owned, strict=True)]
     if shape.exchange == "columns":
         flat = [each.reshape(-1, *each.shape[2:]) for each in cut]
         local = np.concatenate([np.empty((0, *gradients[0].shape[1:])), *flat])[None]
@@ -104,10 +108,10 @@ def row_ids(geometry, route, owner):
     return np.where(local < arrays["rows_here"][owner], ids, -1)
 
 
-def contributions(geometry, route, gradients):
+def contributions(geometry, route, features, gradients):
     """What is added at each slot, per line of the arrays."""
     out = []
-    for line, held in enumerate(held_gradients(geometry, route, gradients)):
+    for line, held in enumerate(held_gradients(geometry, route, features, gradients)):
         rows = taken(held, route.arrays["source"][line])
         if route.shape.gained:
             rows = rows * route.arrays["gain"][line][:, None]
@@ -115,11 +119,11 @@ def contributions(geometry, route, gradients):
     return out
 
 
-def sums_by_row(geometry, route, gradients, dim):
+def sums_by_row(geometry, route, features, gradients, dim):
     """The gradient of every row of the table, and how often the update touches the row."""
     shape, arrays, devices = route.shape, route.arrays, geometry.devices
     size = geometry.local_rows if shape.every_row else shape.lines * geometry.rows_per_line
-    rows = contributions(geometry, route, gradients)
+    rows = contributions(geometry, route, features, gradients)
     if shape.exchange == "all_to_all":
         sent = [
             summed(*each, devices * shape.capacity)
@@ -150,7 +154,7 @@ def check(geometry, features, exchange, accumulate=True, lazy=True):
     times = np.array([len(each) for each in named], int)
     assert route.unique_rows == np.count_nonzero(times)
     if features:
-        sums, touched = sums_by_row(geometry, route, gradients, geometry.dim)
+        sums, touched = sums_by_row(geometry, route, features, gradients, geometry.dim)
         np.testing.assert_array_equal(sums, want)
         np.testing.assert_array_equal(touched, times > 0 if lazy else 1)
     assert (np.diff(route.arrays["slot"], axis=1) >= 0).all()
@@ -226,8 +230,13 @@ def check_order(geometry, route, features, named):
     if not features:
         return
     bags_of = [
-        padded(geometry.devices, label, n, -1)
-        for label, n in zip(labels, route.shape.bags, strict=True)
+        padded(geometry.devices, label, n, own, -1)
+        for label, n, own in zip(
+            labels,
+            route.shape.bags,
+            spread_bags(features, geometry.devices).own,
+            strict=True,
+        )
     ]
     if route.shape.exchange == "columns":
         every = np.concatenate([each.reshape(-1, 2) for each in bags_of])

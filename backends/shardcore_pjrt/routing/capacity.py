@@ -2,15 +2,21 @@
 
 A compiled program has fixed shapes. Every count that changes from batch to batch is therefore
 rounded up to its *class*, and the rest of the array is padding.
+
+Counts that vary by chance may fall to both sides of a class's border, and several of them to any
+combination of sides. `Rooms` remembers which classes were taken, and takes the larger one again.
 """
 
 from __future__ import annotations
 
+import math
+import threading
+from collections.abc import Hashable
 from typing import Final
 
 from shardcore.errors import ShardcoreValueError
 
-__all__ = ["capacity", "quarter_steps"]
+__all__ = ["Rooms", "capacity", "quarter_steps"]
 
 SMALLEST: Final = 8
 DOUBLING: Final = 1024
@@ -73,3 +79,84 @@ def capacity(n: int) -> int:
     if n > DOUBLING:
         return quarter_steps(n)
     return max(SMALLEST, 1 << max(0, n - 1).bit_length())
+
+
+class Rooms:
+    """The classes that the batches of one table have taken.
+
+    Examples
+    --------
+    >>> rooms = Rooms()
+    >>> [rooms.room("rows", n) for n in (120, 118, 135, 118, 12)]
+    [256, 256, 256, 256, 32]
+    """
+
+    def __init__(self) -> None:
+        self._taken: dict[Hashable, set[int]] = {}
+        self._lock = threading.Lock()
+
+    def room(self, what: Hashable, count: int) -> int:
+        """Return the class for a count: one that was taken before, if it is not too large.
+
+        Parameters
+        ----------
+        what : hashable
+            Counts of the same thing share classes.
+        count : int, >= 0
+
+        Returns
+        -------
+        int
+            The largest class taken for it that is at most twice `roomy`; else `roomy` itself.
+
+        Raises
+        ------
+        ShardcoreValueError
+            As `capacity`.
+        """
+        own = roomy(count)
+        with self._lock:
+            taken = self._taken.setdefault(what, set())
+            room = max((one for one in taken if count <= one <= 2 * own), default=own)
+            taken.add(room)
+        return room
+
+    def longest(self, what: Hashable, length: int, bound: float) -> int:
+        """Return the greatest length taken before, from `length` to `bound`; 0 if none is.
+
+        Parameters
+        ----------
+        what : hashable
+        length : int
+        bound : float
+        """
+        with self._lock:
+            return max(
+                (one for one in self._taken.get(what, ()) if length <= one <= bound), default=0
+            )
+
+    def take(self, what: Hashable, room: int) -> None:
+        """Remember a class that was taken."""
+        with self._lock:
+            self._taken.setdefault(what, set()).add(room)
+
+
+def roomy(count: int) -> int:
+    """Return the class of a count that other batches of the kind exceed by chance.
+
+    Parameters
+    ----------
+    count : int, >= 0
+
+    Returns
+    -------
+    int
+        The class of the count and four times its root, as far as there is one.
+
+    Examples
+    --------
+    >>> roomy(100), roomy(10_000)
+    (256, 10240)
+    """
+    least = capacity(count)
+    return max(least, capacity(min(count + 4 * math.isqrt(count), LARGEST)))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from shardcore.backend import FeatureBags
 from shardcore.store import sort_occurrences
 from shardcore_pjrt.mesh.geometry import Geometry
-from shardcore_pjrt.routing.capacity import capacity, quarter_steps
+from shardcore_pjrt.routing.capacity import Rooms, quarter_steps
 from shardcore_pjrt.routing.request import in_order, request_rows, requested
 from shardcore_pjrt.routing.spread import Spread, joined, spread_bags
 from shardcore_pjrt.routing.strategy import Exchange, check_exchange
@@ -39,7 +40,7 @@ class LookupShape:
     ----------
     exchange : str
     bags : tuple of int
-        Local bags of each feature, T in all.
+        Local bags of each feature, T in all: a class, empty bags included (`Spread.bags`).
     occurrences : int
         N, of a device, padding included.
     pooling : int
@@ -87,7 +88,10 @@ class LookupRoute:
 
 
 def route_lookup(
-    geometry: Geometry, features: Sequence[FeatureBags], exchange: Exchange
+    geometry: Geometry,
+    features: Sequence[FeatureBags],
+    exchange: Exchange,
+    rooms: Rooms | None = None,
 ) -> LookupRoute:
     """Return the lists by which the devices look up features of one table.
 
@@ -97,6 +101,8 @@ def route_lookup(
     features : sequence of FeatureBags
         Ids in range; weights and divisors float32.
     exchange : {"local", "one_hot", "gather", "all_to_all", "columns"}
+    rooms : Rooms, optional
+        The classes that lookups of the table have taken before.
 
     Returns
     -------
@@ -120,10 +126,14 @@ def route_lookup(
            [1, 8, 8]], dtype=int32))
     """
     check_exchange(geometry, exchange, EXCHANGES)
-    own = spread_bags(features, geometry.devices)
+    own = spread_bags(features, geometry.devices, rooms)
     spread = own.joined() if exchange == "columns" else own
     pooling = pooled_length(spread)
-    length = pooling * spread.total if pooling else capacity(int(spread.occurrences().max()))
+    length = (
+        pooling * spread.total
+        if pooling
+        else spread.room("occurrences", int(spread.occurrences().max()))
+    )
     lists = _Lists(spread, length, pooling)
     arrays: dict[str, NDArray[Any]] = {}
     places: Sequence[NDArray[Any]]
@@ -156,8 +166,9 @@ def pooled_length(spread: Spread) -> int:
     """Return the length that all bags are padded to, or 0 where they stay ragged.
 
     The length is that of the bags where all are equally long, else that of the longest, rounded up
-    by `quarter_steps`. Bags are padded to it if no more than a quarter is added to the true
-    occurrences of the batch.
+    by `quarter_steps`. Bags are padded to it if no more than a quarter is added to the occurrences
+    of the batch; the empty bags that fill the list of a device up do not count. A length that
+    batches before were padded to is taken again if no more than a half is added.
 
     Parameters
     ----------
@@ -178,8 +189,16 @@ def pooled_length(spread: Spread) -> int:
     longest = max(int(each.max()) for each in lengths)
     if any(int(each.min()) != longest for each in lengths):
         longest = quarter_steps(longest)
-    padded = spread.devices * spread.total * longest
-    return longest if 4 * padded <= 5 * sum(bags.ids.size for bags in spread.features) else 0
+    bags = sum(each.num_bags for each in spread.features)
+    ids = sum(each.ids.size for each in spread.features)
+    rooms = spread.rooms
+    if rooms is not None and (taken := rooms.longest("pooling", longest, 1.5 * ids / bags)):
+        return taken
+    if 4 * bags * longest > 5 * ids:
+        return 0
+    if rooms is not None and longest:
+        rooms.take("pooling", longest)
+    return longest
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,7 +234,9 @@ def _offered(
     whole = spread.features[0].ids if len(spread.features) == 1 else joined(ids)
     named = sort_occurrences(whole, np.arange(whole.size, dtype=np.int32), None, geometry.num_rows)
     shard, local = geometry.layout.locate(named.rows)
-    fetch = np.full((geometry.devices, capacity(named.rows.size)), geometry.local_rows, np.int32)
+    fetch = np.full(
+        (geometry.devices, spread.room("rows", named.rows.size)), geometry.local_rows, np.int32
+    )
     fetch[shard, np.arange(named.rows.size)] = local
     places = in_order(named, np.arange(named.rows.size, dtype=np.int32))
     return np.split(places, np.cumsum([own.size for own in ids])[:-1]), fetch
@@ -229,6 +250,6 @@ def _requested(
     for device in range(spread.devices):
         ids = spread.ids(device)
         requests.append(request_rows(geometry, ids, np.arange(ids.size, dtype=np.int32), None))
-    fetch = requested(geometry, requests)
+    fetch = requested(geometry, requests, partial(spread.room, "rows"))
     rows = fetch.shape[2]
     return [in_order(each.named, each.positions(rows)) for each in requests], fetch

@@ -7,7 +7,7 @@ largest list.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from shardcore.store import Occurrences, sort_occurrences
 from shardcore_pjrt.mesh.geometry import Geometry
-from shardcore_pjrt.routing.capacity import capacity
 from shardcore_pjrt.routing.spread import Ints, owner_keys
 
 __all__ = ["Request", "in_order", "request_rows", "requested"]
@@ -73,7 +72,9 @@ def request_rows(
     return Request(named, local, owner_splits)
 
 
-def requested(geometry: Geometry, requests: Sequence[Request]) -> NDArray[np.int32]:
+def requested(
+    geometry: Geometry, requests: Sequence[Request], room_for: Callable[[int], int]
+) -> NDArray[np.int32]:
     """Return the local rows that each device asks of each owner, (owner, asking device, room).
 
     Parameters
@@ -81,6 +82,8 @@ def requested(geometry: Geometry, requests: Sequence[Request]) -> NDArray[np.int
     geometry : Geometry
     requests : sequence of Request
         One per device.
+    room_for : callable
+        The class of a count of rows: `Spread.room`.
 
     Returns
     -------
@@ -88,7 +91,7 @@ def requested(geometry: Geometry, requests: Sequence[Request]) -> NDArray[np.int
         Padded with `local_rows`.
     """
     counts = np.stack([np.diff(request.owner_splits) for request in requests])
-    room = capacity(int(counts.max()))
+    room = room_for(int(counts.max()))
     out = np.full((geometry.devices, len(requests), room), geometry.local_rows, np.int32)
     for device, request in enumerate(requests):
         own = np.empty(geometry.devices * room, np.int32)

@@ -1,8 +1,9 @@
 """Which device owns which bags of a batch, and which rows these name.
 
 A feature of S samples gives each of D devices ``ceil(S / D)`` of them, in order; the last devices
-get empty bags for the rest. A device's bags of all features are one list, feature under feature:
-its *local bags*.
+may have fewer. Every device has room for more: for the next of few classes, so that few programs
+are compiled. Its bags of all features, each filled up with empty ones, are one list, feature under
+feature: its *local bags*.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from numpy.typing import NDArray
 
 from shardcore.backend import FeatureBags
 from shardcore.sharding import Layout
+from shardcore_pjrt.routing.capacity import LARGEST, Rooms, capacity, quarter_steps
 
-__all__ = ["Spread", "owner_keys", "spread_bags"]
+__all__ = ["Spread", "bags_of_device", "owner_keys", "spread_bags"]
 
 Ints = NDArray[np.int32] | NDArray[np.int64]
 
@@ -31,13 +33,22 @@ class Spread:
     ----------
     features : tuple of FeatureBags
     devices : int
+    own : tuple of int
+        Bags of each feature that a device owns; the last devices may lack some of them.
     bags : tuple of int
-        Bags of each feature that every device has, empty ones at the end included.
+        Local bags of each feature, empty ones at the end included: the class of `own`.
+    parts : int
+        How many devices' bags stand in one list, each with its empty ones: 1 unless `joined`.
+    rooms : Rooms, optional
+        The classes that batches before have taken.
     """
 
     features: tuple[FeatureBags, ...]
     devices: int
+    own: tuple[int, ...]
     bags: tuple[int, ...]
+    parts: int = 1
+    rooms: Rooms | None = None
 
     @property
     def total(self) -> int:
@@ -51,11 +62,44 @@ class Spread:
 
     def joined(self) -> Spread:
         """Return the bags of all devices as those of one, feature under feature."""
-        return Spread(self.features, 1, tuple(self.devices * bags for bags in self.bags))
+        own = tuple(self.devices * own for own in self.own)
+        bags = tuple(self.devices * bags for bags in self.bags)
+        return Spread(self.features, 1, own, bags, self.devices, self.rooms)
+
+    def room(self, what: str, count: int) -> int:
+        """Return the class of a count that grows with the bags, for as many as there is room for.
+
+        So the batches that fall into one class of bags fall into few classes of anything else.
+        """
+        if count <= LARGEST and (own := sum(self.own)):
+            count = min(-(-count * sum(self.bags) // own), LARGEST)
+        if self.rooms is None:
+            return capacity(count)
+        return self.rooms.room((what, self.parts, self.bags), count)
+
+    def places(self, feature: int) -> NDArray[np.int32]:
+        """Return where each bag of a feature is in the lists of all devices, one after another."""
+        own, room = self.own[feature] // self.parts, self.bags[feature] // self.parts
+        bags = np.arange(self.features[feature].num_bags, dtype=np.int32)
+        apart = room if self.parts > 1 else self.total
+        return bags + bags // max(own, 1) * (apart - own) + np.int32(self.starts[feature])
+
+    def _fill(self, out: NDArray[Any], feature: int, values: NDArray[Any]) -> None:
+        """Write values of a device's bags of a feature to their places in its list."""
+        own, room = self.own[feature] // self.parts, self.bags[feature] // self.parts
+        start, n = self.starts[feature], values.size
+        if own == room or self.parts == 1:
+            out[start : start + n] = values
+            return
+        by_part = out[start : start + self.parts * room].reshape(self.parts, room)
+        full = n // max(own, 1)
+        by_part[:full, :own] = values[: full * own].reshape(full, own)
+        if rest := n - full * own:
+            by_part[full, :rest] = values[full * own :]
 
     def bags_of(self, device: int, feature: int) -> slice:
         """Return which bags of a feature a device owns: true ones, without padding."""
-        last, own = self.features[feature].num_bags, self.bags[feature]
+        last, own = self.features[feature].num_bags, self.own[feature]
         return slice(min(device * own, last), min((device + 1) * own, last))
 
     def ids_of(self, device: int, feature: int) -> slice:
@@ -82,10 +126,9 @@ class Spread:
     def lengths(self, device: int) -> NDArray[np.int64]:
         """Return how many ids each local bag of a device has, (total,)."""
         out = np.zeros(self.total, np.int64)
-        for f, (start, bags) in enumerate(zip(self.starts, self.features, strict=True)):
+        for f, bags in enumerate(self.features):
             own = self.bags_of(device, f)
-            counts = np.diff(bags.row_splits[own.start : own.stop + 1])
-            out[start : start + counts.size] = counts
+            self._fill(out, f, np.diff(bags.row_splits[own.start : own.stop + 1]))
         return out
 
     def bag_of_each(self, device: int) -> NDArray[np.int32]:
@@ -98,29 +141,32 @@ class Spread:
         None, and the padding, become 1.
         """
         out = np.ones((self.devices, self.total), np.float32)
-        for f, (start, values) in enumerate(zip(self.starts, given, strict=True)):
+        for f, values in enumerate(given):
             if values is not None:
                 for device in range(self.devices):
-                    own = values[self.bags_of(device, f)]
-                    out[device, start : start + own.size] = own
+                    self._fill(out[device], f, values[self.bags_of(device, f)])
         return out
 
     def occurrences(self) -> NDArray[np.int64]:
         """Return how many ids each device's bags have, (devices,)."""
         counts = np.zeros(self.devices, np.int64)
         borders = np.arange(self.devices + 1)
-        for bags, own in zip(self.features, self.bags, strict=True):
+        for bags, own in zip(self.features, self.own, strict=True):
             counts += np.diff(bags.row_splits[np.minimum(borders * own, bags.num_bags)])
         return counts
 
 
-def spread_bags(features: Sequence[FeatureBags], devices: int) -> Spread:
+def spread_bags(
+    features: Sequence[FeatureBags], devices: int, rooms: Rooms | None = None
+) -> Spread:
     """Return the bags of features cut over devices, the bags of a sample kept together.
 
     Parameters
     ----------
     features : sequence of FeatureBags
     devices : int
+    rooms : Rooms, optional
+        The classes that batches before have taken; those of this one are added.
 
     Returns
     -------
@@ -130,14 +176,23 @@ def spread_bags(features: Sequence[FeatureBags], devices: int) -> Spread:
     --------
     >>> bags = FeatureBags(np.array([7, 8, 9]), np.array([0, 2, 2, 3]))
     >>> spread = spread_bags([bags], 2)
-    >>> spread.bags, spread.ids(0), spread.ids(1)
+    >>> spread.own, spread.ids(0), spread.ids(1)
     ((2,), array([7, 8]), array([9]))
+    >>> batches = [FeatureBags(np.arange(n), np.arange(n + 1)) for n in (400, 448, 449, 512)]
+    >>> [spread_bags([bags], 2).bags for bags in batches]
+    [(224,), (224,), (256,), (256,)]
     """
-    per_device = (
-        -(-bags.num_bags // (bags.bags_per_sample * devices)) * bags.bags_per_sample
-        for bags in features
-    )
-    return Spread(tuple(features), devices, tuple(per_device))
+    own = [bags_of_device(bags, devices) for bags in features]
+    room = [
+        quarter_steps(n // bags.bags_per_sample) * bags.bags_per_sample
+        for n, bags in zip(own, features, strict=True)
+    ]
+    return Spread(tuple(features), devices, tuple(own), tuple(room), rooms=rooms)
+
+
+def bags_of_device(bags: FeatureBags, devices: int) -> int:
+    """Return how many bags of a feature each device owns; the last devices may lack some."""
+    return -(-bags.num_bags // (bags.bags_per_sample * devices)) * bags.bags_per_sample
 
 
 def joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:

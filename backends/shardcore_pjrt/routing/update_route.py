@@ -13,8 +13,9 @@ summed first.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -25,7 +26,7 @@ from shardcore.errors import ShardcoreValueError
 from shardcore.sharding import Layout
 from shardcore.store import Occurrences, reciprocals, sort_occurrences
 from shardcore_pjrt.mesh.geometry import Geometry
-from shardcore_pjrt.routing.capacity import capacity
+from shardcore_pjrt.routing.capacity import Rooms
 from shardcore_pjrt.routing.request import request_rows, requested
 from shardcore_pjrt.routing.spread import Spread, joined, owner_keys, spread_bags
 from shardcore_pjrt.routing.strategy import Exchange, check_exchange
@@ -43,7 +44,8 @@ class UpdateShape:
     ----------
     exchange : str
     bags : tuple of int
-        Local bags of each feature that has gradients, T in all.
+        Local bags of each feature that has gradients, T in all: a class, empty bags included
+        (`Spread.bags`).
     occurrences : int
         M: of an owner, or with "all_to_all" of a device's own bags, padding included.
     capacity : int
@@ -114,6 +116,7 @@ def route_update(
     exchange: Exchange,
     accumulate: bool,
     lazy: bool,
+    rooms: Rooms | None = None,
 ) -> UpdateRoute:
     """Return the lists by which the devices apply the gradients of features of one table.
 
@@ -125,6 +128,8 @@ def route_update(
     exchange : {"local", "gather", "all_to_all", "columns"}
     accumulate, lazy : bool
         The optimizer's: whether gradients of a row are summed, and whether rows without any stay.
+    rooms : Rooms, optional
+        The classes that updates of the table have taken before.
 
     Returns
     -------
@@ -154,7 +159,7 @@ def route_update(
         raise ShardcoreValueError(
             "exchange must be 'gather' where gradients of a row are not summed, got 'all_to_all'"
         )
-    own = spread_bags(features, geometry.devices)
+    own = spread_bags(features, geometry.devices, rooms)
     spread = own.joined() if exchange == "columns" else own
     arrays: dict[str, NDArray[Any]] = {}
     scales = [_scale(bags) for bags in features]
@@ -166,7 +171,7 @@ def route_update(
     else:
         owners, room = _gathered(geometry, spread, gains), 0
     if lazy:
-        targets, lines = _touched_lines(geometry, owners, arrays)
+        targets, lines = _touched_lines(geometry, owners, arrays, partial(spread.room, "lines"))
         end = lines * geometry.rows_per_line
     else:
         targets, lines = [owner.rows.astype(np.int32) for owner in owners], 0
@@ -182,7 +187,8 @@ def route_update(
             line[owner.sources] = target
         arrays["received"] = received
     else:
-        _add_lists(arrays, owners, of_each, end, spread.devices * spread.total)
+        in_lists = partial(spread.room, "occurrences")
+        _add_lists(arrays, owners, of_each, (end, spread.devices * spread.total), in_lists)
     if not accumulate:
         _number_waves(arrays, owners, targets, end)
     shape = UpdateShape(
@@ -230,12 +236,8 @@ def _gathered(
 def _gradient_of_each(spread: Spread) -> NDArray[np.int32]:
     """Return where the gradient of each id's bag is, device by device; ids feature by feature."""
     sources = []
-    for f, (start, bags) in enumerate(zip(spread.starts, spread.features, strict=True)):
-        gradient = np.arange(bags.num_bags, dtype=np.int32)
-        for device in range(spread.devices):
-            # Bag b of the feature is local bag b - device * bags[f] + start.
-            gradient[spread.bags_of(device, f)] += device * (spread.total - spread.bags[f]) + start
-        sources.append(np.repeat(gradient, np.diff(bags.row_splits)))
+    for f, bags in enumerate(spread.features):
+        sources.append(np.repeat(spread.places(f), np.diff(bags.row_splits)))
     return joined(sources)
 
 
@@ -256,14 +258,20 @@ def _sent(
         )
         for device in range(spread.devices)
     ]
-    fetch = requested(geometry, requests)
+    fetch = requested(geometry, requests, partial(spread.room, "rows"))
     room = fetch.shape[2]
     named = [request.named for request in requests]
     slots = [
         np.repeat(request.positions(room), np.diff(request.named.run_splits))
         for request in requests
     ]
-    _add_lists(arrays, named, slots, geometry.devices * room, spread.total)
+    _add_lists(
+        arrays,
+        named,
+        slots,
+        (geometry.devices * room, spread.total),
+        partial(spread.room, "occurrences"),
+    )
     owners = []
     for rows in fetch.reshape(geometry.devices, -1):
         at = np.flatnonzero(rows < geometry.local_rows)
@@ -275,11 +283,12 @@ def _add_lists(
     arrays: dict[str, NDArray[Any]],
     lists: Sequence[Occurrences],
     slots: Sequence[NDArray[np.int32]],
-    slot_end: int,
-    source_end: int,
+    ends: tuple[int, int],
+    room_for: Callable[[int], int],
 ) -> None:
-    """Add the occurrences of each device, in the order of the sums."""
-    room = capacity(max(each.sources.size for each in lists))
+    """Add the occurrences of each device, in the order of the sums; `ends` pad slots, sources."""
+    room = room_for(max(each.sources.size for each in lists))
+    slot_end, source_end = ends
     slot = np.empty((len(lists), room), np.int32)
     source = np.empty_like(slot)
     for i, (each, own) in enumerate(zip(lists, slots, strict=True)):
@@ -295,13 +304,16 @@ def _add_lists(
 
 
 def _touched_lines(
-    geometry: Geometry, owners: Sequence[Occurrences], arrays: dict[str, NDArray[Any]]
+    geometry: Geometry,
+    owners: Sequence[Occurrences],
+    arrays: dict[str, NDArray[Any]],
+    room_for: Callable[[int], int],
 ) -> tuple[list[NDArray[np.int32]], int]:
     """Add the lines that each owner touches; return the sub-rows of its rows, and L."""
     k = geometry.rows_per_line
     touched = [_lines_of(owner.rows, k) for owner in owners]
     # No shard has more lines to touch than it has.
-    count = min(capacity(max(each.lines.size for each in touched)), geometry.lines)
+    count = min(room_for(max(each.lines.size for each in touched)), geometry.lines)
     lines = np.empty((len(owners), count), np.int32)
     row_ids = np.full((len(owners), count * k), -1, np.int32)
     for i, (owner, each) in enumerate(zip(owners, touched, strict=True)):

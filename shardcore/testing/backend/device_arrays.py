@@ -67,7 +67,7 @@ class DeviceArrayTests(BackendFixtures):
     def test_device_gradients_that_are_not_finite_change_nothing(
         self, twins: Twins, rng: np.random.Generator, to_device: ToDevice, value: float
     ) -> None:
-        """No table of that batch, nor of those after it until it is reported; then all goes on."""
+        """No table of that batch; those after it stand, and the step of the first is reported."""
         specs = [twins.create(make_spec(name, 12, 3, optimizer=Probe())) for name in ("a", "b")]
 
         def batch(step: int, bad: float | None = None) -> list[tuple[TableUpdate, TableUpdate]]:
@@ -89,24 +89,29 @@ class DeviceArrayTests(BackendFixtures):
 
         twins.apply_pairs(batch(1))
         assert twins.backend.check_updates(wait=True) is None
-        bad, after = ([own for own, _ in batch(2, value)], [own for own, _ in batch(3)])
-        applied, report = 0, None
-        for updates in (bad, after):
-            if report is None:
-                twins.backend.apply(updates)
-                applied += 1
-                report = twins.backend.check_updates(wait=False)
-        report = report or twins.backend.check_updates(wait=True)
-        assert report is not None, "a gradient that is not finite must be reported"
+        bad, worse = ([own for own, _ in batch(step, value)] for step in (2, 4))
+        reports = []
+        for refused, step in ((bad, 3), (worse, 5)):
+            twins.backend.apply(refused)
+            reports.append(twins.backend.check_updates(wait=False))
+            twins.apply_pairs(batch(step))
+            reports.append(twins.backend.check_updates(wait=False))
+        reports.append(twins.backend.check_updates(wait=True))
+        told = [report for report in reports if report is not None]
+        assert told, "a gradient that is not finite must be reported"
+        report = told[0]
         assert report.table == "b"
         assert report.origin is bad[1].origin, "the report must give the update's origin back"
         assert (report.feature, report.bag, report.column) == (1, 4, 2)
         np.testing.assert_equal(report.value, value)
-        assert report.updates == applied, "updates must count each apply that did nothing"
+        assert report.step == 2, "the report must name the step of the update"
+        assert sum(one.updates for one in told) == 2, (
+            "updates must count each apply that did nothing, and no other"
+        )
         assert twins.backend.check_updates(wait=True) is None, "a report comes once"
         twins.check_storage()
         twins.check_reads()
-        twins.apply_pairs(batch(2))
+        twins.apply_pairs(batch(6))
 
     def test_a_report_may_come_after_its_table(
         self, twins: Twins, rng: np.random.Generator, to_device: ToDevice

@@ -585,10 +585,10 @@ class Device(ModelBackend):
 
     def apply(self, updates):
         ready, found = self.on_host(updates)
-        report = self.report or found
-        if report is None:
+        if found is None:
             super().apply(ready)
         else:
+            report = self.report or dataclasses.replace(found, step=updates[0].step)
             self.report = dataclasses.replace(report, updates=report.updates + 1)
 
     def weight_dots(self, update):
@@ -656,6 +656,25 @@ class TestCountsNoUpdates(DeviceSuite):
         def check_updates(self, wait):
             report = super().check_updates(wait)
             return None if report is None else dataclasses.replace(report, updates=0)
+
+
+class TestRefusesAllThatFollows(DeviceSuite):
+    class Faulty(Device):
+        def apply(self, updates):
+            if self.report is None:
+                super().apply(updates)
+            else:
+                self.report = dataclasses.replace(self.report, updates=self.report.updates + 1)
+
+        def check_updates(self, wait):
+            return super().check_updates(wait) if wait else None
+
+
+class TestNamesNoStep(DeviceSuite):
+    class Faulty(Device):
+        def check_updates(self, wait):
+            report = super().check_updates(wait)
+            return None if report is None else dataclasses.replace(report, step=0)
 
 
 class TestReportsTheLastValue(DeviceSuite):
@@ -956,6 +975,14 @@ FAULTS = {
     "TestCountsNoUpdates": (
         "test_a_report_may_come_after_its_table",
         "assert 0 == 1",
+    ),
+    "TestRefusesAllThatFollows": (
+        "test_device_gradients_that_are_not_finite_change_nothing",
+        "updates must count each apply that did nothing, and no other",
+    ),
+    "TestNamesNoStep": (
+        "test_device_gradients_that_are_not_finite_change_nothing",
+        "the report must name the step of the update",
     ),
     "TestReportsTheLastValue": (
         "test_device_gradients_that_are_not_finite_change_nothing",
