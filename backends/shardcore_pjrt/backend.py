@@ -14,7 +14,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -56,22 +56,27 @@ from shardcore_pjrt.programs.activations import (
 from shardcore_pjrt.programs.compiled import Programs
 from shardcore_pjrt.programs.lookup_program import lookup_program
 from shardcore_pjrt.programs.refusals import Refusals
+from shardcore_pjrt.programs.sort_program import sort_program, sorted_shape
 from shardcore_pjrt.programs.update_program import update_program
 from shardcore_pjrt.routing.capacity import Rooms
-from shardcore_pjrt.routing.lookup_route import route_lookup
+from shardcore_pjrt.routing.lookup_route import LookupRoute, route_lookup
 from shardcore_pjrt.routing.spread import bags_of_device
 from shardcore_pjrt.routing.strategy import (
     Exchange,
     choose_exchange,
     default_layout,
+    sorts_on_device,
     update_exchange,
 )
-from shardcore_pjrt.routing.update_route import UpdateRoute, route_update
-from shardcore_pjrt.stacks import Member, global_row_ids, stacked
+from shardcore_pjrt.routing.update_route import UpdateShape, route_update
+from shardcore_pjrt.stacks import Member, numbered, stacked
 
 __all__ = ["PjrtBackend"]
 
 _TPU_LANES = 128
+
+_UNCOUNTED: Final = 1024
+"""Numbers that are left on the devices until someone asks: half of them are long there by then."""
 
 
 class _Table(NamedTuple):
@@ -90,11 +95,14 @@ class _Together(NamedTuple):
 
 
 class _Routed(NamedTuple):
-    """The route of an update, and its lists on the devices, for tables of one stack."""
+    """The lists of an update on the devices, for tables of one stack."""
 
     tables: tuple[str, ...]
-    route: UpdateRoute
+    shape: UpdateShape
     lists: dict[str, jax.Array]
+    unique_rows: int | jax.Array
+    named: bool
+    """Whether the batch names any row."""
 
 
 class _Joined(NamedTuple):
@@ -103,6 +111,13 @@ class _Joined(NamedTuple):
     stack: DeviceTable
     updates: list[TableUpdate]
     routed: _Routed
+
+
+class _LookedUp(NamedTuple):
+    """The route of a lookup, and its lists on the devices."""
+
+    route: LookupRoute
+    lists: dict[str, jax.Array]
 
 
 class PjrtBackend(Backend):
@@ -180,6 +195,7 @@ class PjrtBackend(Backend):
             _warn_without_time_limit()
         self._programs = Programs()
         self._tables: dict[str, _Table] = {}
+        self._uncounted: list[jax.Array] = []
         self._refusals = Refusals(self.mesh, self._programs)
         # Programs over the same devices must start in one order on all of them, hence one lock.
         self._lock = self._processes.lock if self._processes.several else threading.RLock()
@@ -310,9 +326,9 @@ class PjrtBackend(Backend):
         found: dict[int, list[Any]] = {}
         with self._lock:
             self._processes.agree("lookup", batch_parts(batches))
-            for group, (program, arrays) in zip(groups, prepared, strict=True):
+            for group, (program, looked_up) in zip(groups, prepared, strict=True):
                 devices = group.stack.geometry.devices
-                activations = iter(program(group.stack.rows, arrays))
+                activations = iter(program(group.stack.rows, looked_up.lists))
                 for batch in group.batches:
                     found[id(batch)] = [
                         trimmed(
@@ -324,9 +340,10 @@ class PjrtBackend(Backend):
                         )
                         for bags in batch.features
                     ]
-        for stack, together, features in groups:
+        for (stack, together, features), (_, looked_up) in zip(groups, prepared, strict=True):
             if together[0].training:  # while the devices look up
-                routed = self._routed(stack, [batch.table for batch in together], features)
+                tables = [batch.table for batch in together]
+                routed = self._routed(stack, tables, features, looked_up)
                 for batch in together:
                     batch.route = routed
         return [found[id(batch)] for batch in batches]
@@ -352,8 +369,8 @@ class PjrtBackend(Backend):
 
     def _looked_up(
         self, table: DeviceTable, features: Sequence[FeatureBags]
-    ) -> tuple[Any, dict[str, jax.Array]]:
-        """Return a stack's lookup program, and the lists it takes."""
+    ) -> tuple[Any, _LookedUp]:
+        """Return a stack's lookup program, and the route and lists it takes."""
         geometry = table.geometry
         rooms = self._rooms_of(table.lookup_rooms)
         route = route_lookup(geometry, features, self._exchange_of(geometry), rooms)
@@ -367,7 +384,7 @@ class PjrtBackend(Backend):
             spec.dtype,
             spec.max_norm,
         )
-        return program, self._lists(table, route.arrays)
+        return program, _LookedUp(route, self._lists(table, route.arrays))
 
     def _lists(self, table: DeviceTable, arrays: dict[str, NDArray[Any]]) -> dict[str, jax.Array]:
         """Put the lists of a route on the devices: those with a part per device are cut."""
@@ -434,11 +451,7 @@ class PjrtBackend(Backend):
                 for update in updates
             }
             go = self._refusals.test(list(held.values()), [fillings[table] for table in held])
-            moving = [
-                one
-                for one in joined
-                if one.routed.route.unique_rows or one.routed.route.shape.every_row
-            ]
+            moving = [one for one in joined if one.routed.named or one.routed.shape.every_row]
             numbers = self._numbers(moving)
             ready = [
                 self._ready(one, held, own, go) for one, own in zip(moving, numbers, strict=True)
@@ -449,7 +462,22 @@ class PjrtBackend(Backend):
             for stack, program, arguments in ready:  # each gives up the arrays before
                 stack.replace(*program(stack.rows, stack.slots, *arguments))
         for one in joined:
-            self.count_unique_rows(one.routed.route.unique_rows)
+            self._count_unique_rows(one.routed.unique_rows)
+
+    def _count_unique_rows(self, rows: int | jax.Array) -> None:
+        """Count the distinct rows of an update; a number that a device makes is not waited for."""
+        if isinstance(rows, int):
+            self.count_unique_rows(rows)
+            return
+        with self._lock:
+            self._uncounted.append(rows)
+            if len(self._uncounted) > _UNCOUNTED:
+                self._count_those_of_devices(_UNCOUNTED // 2)
+
+    def _count_those_of_devices(self, first: int) -> None:
+        for rows in self._uncounted[:first]:
+            self.count_unique_rows(int(fetched(rows)))
+        del self._uncounted[:first]
 
     def _by_stack_and_step(
         self, updates: Sequence[TableUpdate]
@@ -518,22 +546,64 @@ class PjrtBackend(Backend):
         return self._routed(stack, tables, features)
 
     def _routed(
-        self, stack: DeviceTable, tables: Sequence[str], features: Sequence[FeatureBags]
+        self,
+        stack: DeviceTable,
+        tables: Sequence[str],
+        features: Sequence[FeatureBags],
+        looked_up: _LookedUp | None = None,
     ) -> _Routed:
+        """Return the route of an update by features; `looked_up`: theirs, which it may share."""
+        if sorts_on_device(stack.geometry.devices, self.platform):
+            if looked_up is None:
+                _, looked_up = self._looked_up(stack, features)
+            return self._sorted(stack, tables, features, looked_up)
         optimizer = stack.spec.optimizer
         assert optimizer is not None, "the engine trains tables with an optimizer only"
         chosen = None if self._exchange is not None else self.platform
         exchange = update_exchange(self._exchange_of(stack.geometry), optimizer.accumulate, chosen)
-        route = route_update(
-            stack.geometry,
-            features,
-            exchange,
-            optimizer.accumulate,
-            optimizer.lazy,
-            self._rooms_of(stack.update_rooms),
+        found = looked_up.route if looked_up and exchange == "all_to_all" else None
+        route = numbered(
+            stack.members,
+            route_update(
+                stack.geometry,
+                features,
+                exchange,
+                optimizer.accumulate,
+                optimizer.lazy,
+                self._rooms_of(stack.update_rooms),
+                found,
+            ),
         )
-        global_row_ids(stack.members, route.arrays)
-        return _Routed(tuple(tables), route, self._lists(stack, route.arrays))
+        lists = {}
+        if looked_up is not None and found is not None:  # those that are on the devices already
+            held = found.arrays
+            lists = {
+                name: looked_up.lists[name]
+                for name, array in route.arrays.items()
+                if held.get(name) is array
+            }
+        new = {name: array for name, array in route.arrays.items() if name not in lists}
+        lists |= self._lists(stack, new)
+        return _Routed(tuple(tables), route.shape, lists, route.unique_rows, route.unique_rows > 0)
+
+    def _sorted(
+        self,
+        stack: DeviceTable,
+        tables: Sequence[str],
+        features: Sequence[FeatureBags],
+        looked_up: _LookedUp,
+    ) -> _Routed:
+        """Return the route of an update whose lists the device makes of the lookup's."""
+        geometry, optimizer, shape = stack.geometry, stack.spec.optimizer, looked_up.route.shape
+        assert optimizer is not None, "the engine trains tables with an optimizer only"
+        kind = optimizer.accumulate, optimizer.lazy
+        firsts = tuple(int(member.start[0]) for member in stack.members)
+        program = self._programs.get(sort_program, stack.mesh, geometry, shape, *kind, firsts)
+        lists, unique_rows = program(looked_up.lists)
+        named = any(bags.ids.size for bags in features)
+        return _Routed(
+            tuple(tables), sorted_shape(geometry, shape, *kind), lists, unique_rows, named
+        )
 
     def _ready(
         self,
@@ -543,7 +613,7 @@ class PjrtBackend(Backend):
         go: jax.Array,
     ) -> tuple[DeviceTable, Any, tuple[Any, ...]]:
         """Return a stack, the program that updates it, and the arguments after rows and slots."""
-        table, shape = joined.stack, joined.routed.route.shape
+        table, shape = joined.stack, joined.routed.shape
         mesh, geometry = table.mesh, table.geometry
         gradients = tuple(
             self._cut(gradient, mesh)
@@ -601,6 +671,7 @@ class PjrtBackend(Backend):
             for lookups, updates, reads and writes; each is compiled once per process.
         """
         with self._lock:
+            self._count_those_of_devices(len(self._uncounted))
             return {**super().counters(), "programs": self._programs.distinct}
 
     def close(self) -> None:
@@ -613,7 +684,7 @@ class PjrtBackend(Backend):
 def _fillings(joined: _Joined) -> dict[str, list[Filling | None]]:
     """Return, per table and feature with a gradient, where its bags are in the program's lists."""
     devices = joined.stack.geometry.devices
-    room = iter(joined.routed.route.shape.bags)
+    room = iter(joined.routed.shape.bags)
     return {
         update.batch.table: [
             None if one is None else Filling(devices, next(room), bags_of_device(bags, devices))

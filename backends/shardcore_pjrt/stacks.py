@@ -15,7 +15,7 @@ and those that it rounds by chance, whose seed is the table's.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -29,8 +29,9 @@ from shardcore.optimizer import constant_of
 from shardcore.sharding import Layout
 from shardcore.store import rounds_stochastically
 from shardcore_pjrt.mesh.geometry import MAX_LOCAL_ROWS, MAX_ROWS, Geometry
+from shardcore_pjrt.routing.update_route import UpdateRoute
 
-__all__ = ["Member", "Stack", "global_row_ids", "initial_constants", "stacked"]
+__all__ = ["Member", "Stack", "initial_constants", "numbered", "stacked"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,20 +183,39 @@ def initial_constants(spec: TableSpec) -> dict[str | None, float | None]:
     return constants
 
 
-def global_row_ids(members: Sequence[Member], arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Overwrite the row numbers in the lists of an update by each member's own, where they differ.
+def numbered(members: Sequence[Member], route: UpdateRoute) -> UpdateRoute:
+    """Return the route of an update over a stack, with rows numbered as in their own tables.
 
     Parameters
     ----------
     members : sequence of Member
-        All of a stack.
-    arrays : mapping of str to ndarray
-        Of an `UpdateRoute`; only ``row_ids`` is looked at.
+        All of the stack.
+    route : UpdateRoute
+        Whose ``row_ids``, if it has them, are overwritten.
     """
     if len(members) == 1:
-        return
+        return route
+    if "row_ids" in route.arrays:
+        _renumber(members, route.arrays["row_ids"])
+        return route
+    numbers = [
+        [member.layout.row_range(shard) for member in members]
+        for shard in range(members[0].start.size)
+    ]
+    of_members = {
+        "member_start": np.array([member.start for member in members]).T,
+        "member_row": np.array([[own.start for own in shard] for shard in numbers]),
+        "member_stride": np.array([[own.step for own in shard] for shard in numbers]),
+    }
+    arrays = {name: array.astype(np.int32) for name, array in of_members.items()}
+    shape = dataclasses.replace(route.shape, members=len(members))
+    return dataclasses.replace(route, shape=shape, arrays=route.arrays | arrays)
+
+
+def _renumber(members: Sequence[Member], of_shards: NDArray[np.int32]) -> None:
+    """Overwrite the stack's rows, of each shard's touched lines, by the members' own."""
     firsts = np.array([member.first for member in members])
-    for shard, row_ids in enumerate(arrays["row_ids"]):
+    for shard, row_ids in enumerate(of_shards):
         touched = np.flatnonzero(row_ids >= 0)
         rows = row_ids[touched]  # ascending, as lines are, and rows in them
         cuts = np.append(np.searchsorted(rows, firsts[:, shard]), rows.size)

@@ -10,27 +10,15 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from types cimport index_t
 
+include "pairs.pxi"
+
 cdef enum:
     DIGIT_BITS = 8
     MOST_DIGITS = 8     # 8 * 8 >= 63
-    FEW = 24        # pairs that are sorted by insertion
 
 COUNTERS = MOST_DIGITS * (1 << DIGIT_BITS)      # what `sort_buckets` counts in
-
-cdef struct narrow_t:
-    uint32_t key
-    int32_t source
-
-cdef struct wide_t:     # for tables of more than 2**32 rows
-    uint64_t key
-    int64_t source
-
 NARROW_WORDS = sizeof(narrow_t) // sizeof(uint64_t)
 WIDE_WORDS = sizeof(wide_t) // sizeof(uint64_t)
-
-ctypedef fused pair_t:
-    narrow_t
-    wide_t
 
 
 def bags_of_ids(const int64_t[::1] row_splits, int32_t first, int32_t[::1] sources__n):
@@ -148,52 +136,6 @@ cdef Py_ssize_t _sort(pair_t* all_pairs, pair_t* spare, Py_ssize_t first, Py_ssi
             else:
                 done += place(spare, n, digit * bits, bits, counters + (digit << bits), pairs)
     return write_runs(spare if done % 2 else pairs, n, first, unique, run_splits, sources + first)
-
-
-cdef void count(const pair_t* pairs, Py_ssize_t n, int digits, int bits,
-                uint32_t* counters) noexcept nogil:
-    """Count the values of all digits, in one pass."""
-    cdef Py_ssize_t i
-    cdef int digit
-    cdef uint64_t key, mask = (<uint64_t>1 << bits) - 1
-    for i in range(digits << bits):
-        counters[i] = 0
-    for i in range(n):
-        key = pairs[i].key
-        for digit in range(digits):
-            counters[(<uint64_t>digit << bits) + ((key >> (digit * bits)) & mask)] += 1
-
-
-cdef void insert(pair_t* pairs, Py_ssize_t n) noexcept nogil:
-    cdef Py_ssize_t i, at
-    cdef pair_t pair
-    for i in range(1, n):
-        pair = pairs[i]
-        at = i
-        while at > 0 and pairs[at - 1].key > pair.key:
-            pairs[at] = pairs[at - 1]
-            at -= 1
-        pairs[at] = pair
-
-
-cdef int place(const pair_t* pairs, Py_ssize_t n, int shift, int bits, uint32_t* counters,
-               pair_t* to) noexcept nogil:
-    """Sort by one digit into `to`, and return 1; or 0, where all agree in it and nothing moved."""
-    cdef Py_ssize_t i, values = <Py_ssize_t>1 << bits
-    cdef uint64_t value, mask = values - 1
-    cdef uint32_t total = 0, found
-    if counters[(<uint64_t>pairs[0].key >> shift) & mask] == n:
-        return 0
-    for i in range(values):
-        found = counters[i]
-        counters[i] = total
-        total += found
-    for i in range(n):
-        value = (<uint64_t>pairs[i].key >> shift) & mask
-        found = counters[value]
-        counters[value] = found + 1
-        to[found] = pairs[i]
-    return 1
 
 
 cdef Py_ssize_t write_runs(const pair_t* pairs, Py_ssize_t n, Py_ssize_t first, int64_t* unique,

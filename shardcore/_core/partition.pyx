@@ -16,6 +16,8 @@ from libc.string cimport memcpy, memset
 
 from types cimport index_t
 
+include "divisor.pxi"
+
 cdef extern from "scalars.h" nogil:
     void prefetch_write "SC_PREFETCH_WRITE"(const void* address)
     void forget_sources "SC_FORGET_SOURCES"()
@@ -36,10 +38,6 @@ cdef enum Way:
     MOD_RECIPROCAL      # ids below 2**53: by a float64 reciprocal, mended
     MOD_DIVIDE
 
-cdef struct Divisor:    # see divisor_of
-    uint32_t factor
-    int shift
-
 cdef struct Rule:
     Way way
     int64_t rows
@@ -58,24 +56,6 @@ ctypedef fused own_t:   # what ids are copied to
 cdef struct Spot:
     int64_t shard
     int64_t local
-
-
-cdef Divisor divisor_of(int64_t divisor) noexcept nogil:
-    """Return what divides ids below 2**31 by 1 <= divisor <= 2**31.
-
-    With l = ceil(log2(divisor)) and factor = ceil(2**(31 + l) / divisor) < 2**32, the quotient is
-    id * factor >> 31 + l (Granlund and Montgomery, "Division by Invariant Integers using
-    Multiplication", 1994, theorem 4.2).
-    """
-    cdef Divisor found
-    cdef int log = 0
-    while <int64_t>1 << log < divisor:
-        log += 1
-    found.shift = 31 + log
-    found.factor = <uint32_t>(
-        ((<uint64_t>1 << found.shift) + <uint64_t>divisor - 1) // <uint64_t>divisor
-    )
-    return found
 
 
 cdef class Placement:
@@ -164,10 +144,6 @@ cdef inline int64_t range_of(const int64_t* offsets, int64_t lo, int64_t hi,
         else:
             hi = middle
     return lo
-
-
-cdef inline int64_t quotient(int64_t row, Divisor divisor) noexcept nogil:
-    return <int64_t>(<uint64_t><uint32_t>row * <uint64_t>divisor.factor >> divisor.shift)
 
 
 cdef inline int64_t reciprocal(int64_t row, int64_t shards, double inverse) noexcept nogil:

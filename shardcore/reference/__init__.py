@@ -5,6 +5,7 @@
     offsets      row splits, lengths, row ids
     placement    which shard has which row; slices over shards
     rows         combine, accumulate, update, scatter; gradients of weights
+    routing      which rows askers name of owners
     random       initial values
     hashing      rows of strings and integers
 
@@ -36,6 +37,7 @@ from shardcore.reference.random import (
     uniform,
     uniform_bits,
 )
+from shardcore.reference.routing import sort_askers
 from shardcore.reference.rows import (
     accumulate,
     at_winners,
@@ -86,6 +88,7 @@ __all__ = [
     "row_splits_from_row_ids",
     "scatter_rows",
     "segment_reduce",
+    "sort_askers",
     "sort_occurrences",
     "take_ids",
     "truncated_normal",

@@ -9,6 +9,7 @@
     taken_ids         ids copied and checked, large batches on several threads
     segment_reduce    combine rows per bag                      (face of _core/rows.pxi)
     occurrences       the rows of a batch, sorted and unique    (face of _core/occurrences.pyx)
+    asked_rows        which rows askers name of owners          (face of _core/routing.pyx)
     row_update        what a batch does to rows, in one record
     update            sum gradients per row, call the optimizer (face of _core/rows.pxi)
     scatter           apply values to rows in place             (face of _core/rows.pxi)
@@ -22,6 +23,12 @@ A store knows nothing of hosts or messages.
 # its lock behind, at which every other thread that comes to the import waits for ever.
 import numpy.ma  # noqa: F401
 
+from shardcore.store.asked_rows import (
+    AskedLists,
+    AskedRows,
+    AskingBags,
+    sort_askers,
+)
 from shardcore.store.instruction_set import best_module
 from shardcore.store.lock import Mutex, ReadWriteLock, calling_thread
 from shardcore.store.occurrences import Occurrences, every_row, sort_occurrences
@@ -38,6 +45,9 @@ from shardcore.store.table import StoreTable
 from shardcore.store.work import changed_here, uninterrupted
 
 __all__ = [
+    "AskedLists",
+    "AskedRows",
+    "AskingBags",
     "Mutex",
     "Occurrences",
     "ReadWriteLock",
@@ -53,6 +63,7 @@ __all__ = [
     "reduce_bags",
     "row_dots",
     "rounds_stochastically",
+    "sort_askers",
     "sort_occurrences",
     "step_seed",
     "uninterrupted",

@@ -13,7 +13,7 @@ from shardcore.backend import max_norm
 from shardcore.ids import digests, own_arrays
 from shardcore.ids import row_splits as offsets
 from shardcore.sharding.layout import Layout
-from shardcore.store import bag_max, occurrences, scatter, segment_reduce, update
+from shardcore.store import asked_rows, bag_max, occurrences, scatter, segment_reduce, update
 
 # Methods of Layout are told by their name only: a twin takes the sizes, a method its layout.
 METHODS = {"locate", "partition", "decompose_slice"}
@@ -28,6 +28,7 @@ FACES: tuple[ModuleType, ...] = (
     own_arrays,
     segment_reduce,
     occurrences,
+    asked_rows,
     update,
     scatter,
     bag_max,

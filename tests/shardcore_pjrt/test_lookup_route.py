@@ -233,7 +233,8 @@ def test_bags_of_about_one_length_are_padded_too():
     splits = np.concatenate([[0], np.cumsum(lengths)])
     ids = np.arange(splits[-1])
     geometry = Geometry(1000, 2, 4, "row")
-    assert check(geometry, [FeatureBags(ids, splits)], "gather").shape.pooling == 20
+    for exchange in ("gather", "all_to_all"):
+        assert check(geometry, [FeatureBags(ids, splits)], exchange).shape.pooling == 20
     # Four more would exceed the quarter.
     lengths[:] = 16
     lengths[3] = 17

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shardcore_pjrt.mesh.geometry import Geometry
 from shardcore_pjrt.routing.capacity import capacity
+from shardcore_pjrt.routing.lookup_route import route_lookup
 from shardcore_pjrt.routing.spread import spread_bags
 from shardcore_pjrt.routing.update_route import route_update
 
 from shardcore import reference
 from shardcore.backend.messages import FeatureBags
+from shardcore.errors import ShardcoreValueError
 
 CASES = [("row", "gather"), ("row", "all_to_all"), ("column", "columns"), ("replicated", "local")]
 DIMS = [3, 16, 64, 96, 128, 200]
@@ -146,9 +151,43 @@ def sums_by_row(geometry, route, features, gradients, dim):
     return out, touched
 
 
+def with_sent_lists(geometry, route):
+    """The route of "all_to_all" with the lists that devices make of it, as the others have them."""
+    shape, arrays, devices = route.shape, dict(route.arrays), geometry.devices
+    order = np.argsort(arrays["place"], axis=1, kind="stable")
+    bags = np.arange(shape.occurrences)[None] // (shape.pooling or 1)
+    bags = np.where(arrays["place"] < devices * shape.capacity, arrays.get("bag", bags), -1)
+    bags[bags < 0] = sum(shape.bags)
+    arrays["slot"] = np.take_along_axis(arrays["place"], order, 1)
+    arrays["source"] = np.take_along_axis(bags, order, 1).astype(np.int32)
+    if shape.gained:
+        arrays["gain"] = np.take_along_axis(arrays["gain"], order, 1)
+    fetch = arrays["fetch"].reshape(devices, -1)
+    k = geometry.rows_per_line
+    if shape.every_row:
+        arrays["received"] = fetch
+        return dataclasses.replace(route, arrays=arrays)
+    arrays["received"] = np.full(fetch.shape, shape.lines * k, np.int32)
+    arrays["lines"] = np.empty((devices, shape.lines), np.int32)
+    arrays["row_ids"] = np.full((devices, shape.lines * k), -1, np.int32)
+    for owner, rows in enumerate(fetch):
+        true = rows < geometry.local_rows
+        lines, at = np.unique(rows[true] // k, return_inverse=True)
+        assert lines.size <= shape.lines
+        sub_rows = at * k + rows[true] % k
+        arrays["lines"][owner] = geometry.lines + np.arange(shape.lines) - lines.size
+        arrays["lines"][owner, : lines.size] = lines
+        arrays["received"][owner, true] = sub_rows
+        stride, first = arrays["row_stride"], arrays["first_row"][owner]
+        arrays["row_ids"][owner, sub_rows] = first + rows[true] * stride
+    return dataclasses.replace(route, arrays=arrays)
+
+
 def check(geometry, features, exchange, accumulate=True, lazy=True):
     route = route_update(geometry, features, exchange, accumulate, lazy)
     check_shapes(geometry, route)
+    if exchange == "all_to_all":
+        route = with_sent_lists(geometry, route)
     gradients = gradients_of(features, geometry.dim)
     want, named = plain(geometry.num_rows, features, gradients)
     times = np.array([len(each) for each in named], int)
@@ -178,12 +217,16 @@ def check_shapes(geometry, route):
         total = sum(shape.bags)
         want["scale"] = (1, devices * total) if shape.exchange == "columns" else (devices, total)
     if shape.exchange == "all_to_all":
-        want["received"] = (owners, devices * shape.capacity)
+        del want["source"], want["slot"]
+        want["place"] = (owners, shape.occurrences)
+        if not shape.pooling:
+            want["bag"] = (owners, shape.occurrences)
+        want["fetch"] = (owners, devices, shape.capacity)
         assert shape.capacity == capacity(shape.capacity)
     else:
-        assert shape.capacity == 0
-    if shape.every_row:
-        assert shape.lines == 0
+        assert shape.capacity == shape.pooling == 0
+    assert not shape.every_row or shape.lines == 0
+    if shape.every_row or shape.exchange == "all_to_all":
         want |= {"rows_here": (owners,), "first_row": (owners,), "row_stride": ()}
     else:
         want |= {"lines": (owners, shape.lines), "row_ids": (owners, sub_rows)}
@@ -192,7 +235,8 @@ def check_shapes(geometry, route):
     assert {name: array.shape for name, array in route.arrays.items()} == want
     for name, array in route.arrays.items():
         assert array.dtype == (np.float32 if name in ("gain", "scale") else np.int32)
-    assert shape.occurrences == capacity(shape.occurrences)
+    pooled = sum(shape.bags) * shape.pooling
+    assert shape.occurrences == (pooled or capacity(shape.occurrences))
     assert shape.every_row or shape.lines in (capacity(shape.lines), geometry.lines)
 
 
@@ -329,6 +373,30 @@ def test_no_more_lines_than_the_shard_has():
     rng = np.random.default_rng(0)
     route = check(Geometry(20, 2, 2, "row"), [feature(rng, 20, 200)], "gather")
     assert route.shape.lines == 10
+
+
+def test_an_update_shares_the_lists_of_its_lookup():
+    geometry, features = Geometry(70, 16, 4, "row", 128), batch(1, 70)
+    looked_up = route_lookup(geometry, features, "all_to_all")
+    route = route_update(geometry, features, "all_to_all", True, True, looked_up=looked_up)
+    alone = route_update(geometry, features, "all_to_all", True, True)
+    assert (route.shape, route.unique_rows) == (alone.shape, alone.unique_rows)
+    for name, array in alone.arrays.items():
+        np.testing.assert_array_equal(route.arrays[name], array)
+    for name in ("place", "bag", "fetch"):
+        assert route.arrays[name] is looked_up.arrays[name]
+
+
+def test_lists_of_another_lookup_are_refused():
+    geometry, features = Geometry(70, 16, 4, "row"), batch(1, 70)
+    rule = "looked_up must be the lookup of the features given by 'all_to_all', got that of "
+    for of, exchange, told in [
+        (features[:2], "all_to_all", "others"),
+        (features, "gather", "'gather'"),
+    ]:
+        looked_up = route_lookup(geometry, of, exchange)
+        with pytest.raises(ShardcoreValueError, match=f"^{re.escape(rule + told)}$"):
+            route_update(geometry, features, "all_to_all", True, True, looked_up=looked_up)
 
 
 @st.composite

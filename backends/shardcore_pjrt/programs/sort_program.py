@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 
 from shardcore_pjrt.mesh.geometry import Geometry
 from shardcore_pjrt.mesh.placing import over_devices, whole
+from shardcore_pjrt.programs.touched_lines import starts_of_runs, touched_lines
 from shardcore_pjrt.routing.lookup_route import LookupShape
 from shardcore_pjrt.routing.update_route import UpdateShape
 
@@ -50,6 +51,7 @@ def sorted_shape(
         "local",
         looked_up.bags,
         looked_up.occurrences,
+        0,
         0,
         min(looked_up.occurrences, geometry.lines) if lazy else 0,
         looked_up.weighted,
@@ -165,7 +167,7 @@ class _Sorted:
             arrays |= self._touched_lines(size)
         if not self._shape.accumulate:
             arrays |= _waves(arrays["slot"], size)
-        return arrays, (_changes(self._row) & self._true).sum(dtype=jnp.int32)
+        return arrays, (starts_of_runs(self._row) & self._true).sum(dtype=jnp.int32)
 
     def _gain(self, weight: jax.Array, bag: jax.Array) -> jax.Array:
         if self._divisor is None:
@@ -175,18 +177,9 @@ class _Sorted:
 
     def _touched_lines(self, size: int) -> Arrays:
         """Return the touched lines, the sub-row of each occurrence and the row of each sub-row."""
-        part, count, lines = self._geometry.rows_per_line, self._shape.lines, self._geometry.lines
-        line = self._row // part
-        position = jnp.cumsum(_changes(line), dtype=jnp.int32) - 1
-        slot = jnp.where(self._true, position * part + self._row % part, size)
-        beyond = lines + jnp.arange(count, dtype=jnp.int32)
-        touched = jnp.where(self._true, position, count)
+        lines, slot = touched_lines(self._row, self._geometry, self._shape.lines)
         row_ids = jnp.full(size, -1, jnp.int32).at[slot].set(self._own_rows(), mode="drop")
-        return {
-            "slot": slot,
-            "lines": beyond.at[touched].set(line, mode="drop"),
-            "row_ids": row_ids,
-        }
+        return {"slot": slot, "lines": lines, "row_ids": row_ids}
 
     def _own_rows(self) -> jax.Array:
         """Return the row of each occurrence, as its own table of a stack counts them."""
@@ -194,13 +187,6 @@ class _Sorted:
             return self._row
         firsts = jnp.array(self._firsts, jnp.int32)
         return self._row - firsts[jnp.searchsorted(firsts, self._row, side="right") - 1]
-
-
-def _changes(numbers: jax.Array) -> jax.Array:
-    """Return where each run of equal numbers starts."""
-    if not numbers.size:
-        return jnp.zeros(0, jnp.bool_)
-    return jnp.concatenate([jnp.ones(1, jnp.bool_), numbers[1:] != numbers[:-1]])
 
 
 def _reciprocal(divisor: jax.Array) -> jax.Array:

@@ -30,6 +30,7 @@ from shardcore_pjrt.mesh.placed_arrays import (
     table_spec,
 )
 from shardcore_pjrt.programs.row_update import Batch, RowUpdate
+from shardcore_pjrt.programs.sent_lists import sent_lists
 from shardcore_pjrt.programs.summed_gradients import Received
 from shardcore_pjrt.routing.strategy import block_rows
 from shardcore_pjrt.routing.update_route import UpdateShape
@@ -47,18 +48,24 @@ def _route_arrays(
     owners = (devices, Spec(AXIS)) if cut else (1, Spec())
     spread = (1, Spec()) if shape.exchange == "columns" else (devices, Spec(AXIS))
     rows = geometry.local_rows if shape.every_row else shape.lines * geometry.rows_per_line
-    of_owner: dict[str, tuple[tuple[int, ...], Any]] = {
-        "source": ((shape.occurrences,), jnp.int32),
-        "slot": ((shape.occurrences,), jnp.int32),
-    }
+    occurrences = ((shape.occurrences,), jnp.int32)
+    of_owner: dict[str, tuple[tuple[int, ...], Any]]
+    if shape.exchange == "all_to_all":
+        of_owner = {"place": occurrences, "fetch": ((devices, shape.capacity), jnp.int32)}
+        if not shape.pooling:
+            of_owner["bag"] = occurrences
+    else:
+        of_owner = {"source": occurrences, "slot": occurrences}
     if shape.gained:
         of_owner["gain"] = ((shape.occurrences,), jnp.float32)
-    if shape.exchange == "all_to_all":
-        of_owner["received"] = ((devices * shape.capacity,), jnp.int32)
-    if shape.every_row:
+    described = shape.every_row or shape.exchange == "all_to_all"
+    if described:
         of_owner |= {"rows_here": ((), jnp.int32), "first_row": ((), jnp.int32)}
     else:
         of_owner |= {"lines": ((shape.lines,), jnp.int32), "row_ids": ((rows,), jnp.int32)}
+    if shape.members > 1:
+        names = ("member_start", "member_row", "member_stride")
+        of_owner |= dict.fromkeys(names, ((shape.members,), jnp.int32))
     if not shape.accumulate:
         of_owner |= {"first": ((rows,), jnp.int32), "count": ((rows,), jnp.int32)}
     arrays = {
@@ -68,7 +75,7 @@ def _route_arrays(
     if shape.scaled:
         all_bags = bags * (devices if shape.exchange == "columns" else 1)
         arrays["scale"] = placed(mesh, (spread[0], all_bags), jnp.float32, spread[1])
-    if shape.every_row:
+    if described:
         arrays["row_stride"] = placed(mesh, (), jnp.int32, Spec())
     if not shape.accumulate:
         arrays["waves"] = placed(mesh, (), jnp.int32, Spec())
@@ -193,6 +200,8 @@ class _Update:
         """Return the updated shard of the table and of every slot."""
         geometry, shape = self._geometry, self._shape
         mine = {name: array[0] if array.ndim else array for name, array in arrays.items()}
+        if shape.exchange == "all_to_all":
+            mine |= sent_lists(mine, geometry, shape)
         lines = geometry.lines if shape.every_row else shape.lines
         of_row = ("first", "count")
         per_row: Arrays = {name: mine[name] for name in of_row if name in mine}

@@ -23,7 +23,7 @@ from shardcore.backend import FeatureBags
 from shardcore.store import sort_occurrences
 from shardcore_pjrt.mesh.geometry import Geometry
 from shardcore_pjrt.routing.capacity import Rooms, quarter_steps
-from shardcore_pjrt.routing.request import in_order, request_rows, requested
+from shardcore_pjrt.routing.request import Requests, request_rows
 from shardcore_pjrt.routing.spread import Spread, joined, spread_bags
 from shardcore_pjrt.routing.strategy import Exchange, check_exchange
 
@@ -81,10 +81,13 @@ class LookupRoute:
 
         For "columns" the first axis is 1, and the bags are those of all devices: feature under
         feature, each with D times its local bags.
+    requests : Requests or None
+        Of "all_to_all": an update of the same features takes its lists from them.
     """
 
     shape: LookupShape
     arrays: dict[str, NDArray[Any]]
+    requests: Requests | None = None
 
 
 def route_lookup(
@@ -134,32 +137,34 @@ def route_lookup(
         if pooling
         else spread.room("occurrences", int(spread.occurrences().max()))
     )
-    lists = _Lists(spread, length, pooling)
+    filled = partial(spread.filled, length=length, pooling=pooling)
+    requests: Requests | None = None
     arrays: dict[str, NDArray[Any]] = {}
     places: Sequence[NDArray[Any]]
     if exchange == "gather":
         places, arrays["fetch"] = _offered(geometry, spread)
         rows = buffer = arrays["fetch"].shape[1]
     elif exchange == "all_to_all":
-        places, arrays["fetch"] = _requested(geometry, spread)
-        rows = arrays["fetch"].shape[2]
-        buffer = geometry.devices * rows
+        requests = request_rows(geometry, spread, length, pooling)
+        arrays["place"], arrays["fetch"] = requests.place, requests.fetch
+        rows = requests.fetch.shape[2]
     else:
         places = [spread.ids(device) for device in range(spread.devices)]
         rows, buffer = 0, geometry.local_rows
-    arrays["place"] = lists.filled(places, buffer, np.int32)
+    if requests is None:
+        arrays["place"] = filled(places, buffer, np.int32)
     if not pooling:
         bag_of_each = [spread.bag_of_each(device) for device in range(spread.devices)]
-        arrays["bag"] = lists.filled(bag_of_each, spread.total, np.int32)
+        arrays["bag"] = filled(bag_of_each, spread.total, np.int32)
     weights = [bags.weights for bags in features]
     if weighted := any(each is not None for each in weights):
         factors = [spread.weights(device, weights) for device in range(spread.devices)]
-        arrays["weight"] = lists.filled(factors, 0, np.float32)
+        arrays["weight"] = filled(factors, 0, np.float32)
     divisors = [bags.divisors for bags in features]
     if divided := any(each is not None for each in divisors):
         arrays["divisor"] = spread.by_bag(divisors)
     shape = LookupShape(exchange, own.bags, length, pooling, rows, weighted, divided)
-    return LookupRoute(shape, arrays)
+    return LookupRoute(shape, arrays, requests)
 
 
 def pooled_length(spread: Spread) -> int:
@@ -201,30 +206,6 @@ def pooled_length(spread: Spread) -> int:
     return longest
 
 
-@dataclass(frozen=True, eq=False)
-class _Lists:
-    """How the values of each device's occurrences become one array with padding."""
-
-    spread: Spread
-    length: int
-    pooling: int
-
-    def filled(
-        self, lists: Sequence[NDArray[Any]], padding: int, dtype: type[np.generic]
-    ) -> NDArray[Any]:
-        """Return the devices' lists under each other, (devices, length)."""
-        out = np.empty((self.spread.devices, self.length), dtype)
-        for device, (own, line) in enumerate(zip(lists, out, strict=True)):
-            if own.size == self.length or not self.pooling:
-                line[: own.size] = own
-                line[own.size :] = padding
-            else:
-                used = np.arange(self.pooling) < self.spread.lengths(device)[:, None]
-                line[:] = padding
-                line.reshape(used.shape)[used] = own
-        return out
-
-
 def _offered(
     geometry: Geometry, spread: Spread
 ) -> tuple[list[NDArray[np.int32]], NDArray[np.int32]]:
@@ -238,18 +219,7 @@ def _offered(
         (geometry.devices, spread.room("rows", named.rows.size)), geometry.local_rows, np.int32
     )
     fetch[shard, np.arange(named.rows.size)] = local
-    places = in_order(named, np.arange(named.rows.size, dtype=np.int32))
+    places = np.empty(whole.size, np.int32)
+    ranks = np.arange(named.rows.size, dtype=np.int32)
+    places[named.sources] = np.repeat(ranks, np.diff(named.run_splits))
     return np.split(places, np.cumsum([own.size for own in ids])[:-1]), fetch
-
-
-def _requested(
-    geometry: Geometry, spread: Spread
-) -> tuple[list[NDArray[np.int32]], NDArray[np.int32]]:
-    """Return each device's places among the rows it is sent, and the rows asked of each."""
-    requests = []
-    for device in range(spread.devices):
-        ids = spread.ids(device)
-        requests.append(request_rows(geometry, ids, np.arange(ids.size, dtype=np.int32), None))
-    fetch = requested(geometry, requests, partial(spread.room, "rows"))
-    rows = fetch.shape[2]
-    return [in_order(each.named, each.positions(rows)) for each in requests], fetch

@@ -1,125 +1,91 @@
-"""Which distinct rows one device needs of each other: the lists behind "all_to_all".
+"""Which distinct rows the devices need of each other: the lists behind "all_to_all".
 
 A device's *request* is the distinct rows that its bags name, owner by owner. Rows travel to it, and
 summed gradients from it, in buffers with the same room for every owner; the room is that of the
-largest list.
+largest list. The ids of all devices are sorted once, for the lookup and for the update that may
+follow it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardcore.store import Occurrences, sort_occurrences
+from shardcore.store import AskingBags, sort_askers
 from shardcore_pjrt.mesh.geometry import Geometry
-from shardcore_pjrt.routing.spread import Ints, owner_keys
+from shardcore_pjrt.routing.spread import Spread
 
-__all__ = ["Request", "in_order", "request_rows", "requested"]
+__all__ = ["Requests", "request_rows"]
 
 
 @dataclass(frozen=True, eq=False)
-class Request:
-    """The rows that one device's bags name.
+class Requests:
+    """The rows that the bags of all devices name, of one batch and table.
 
     Attributes
     ----------
-    named : Occurrences
-        Sorted by (owner, local row); its `rows` are the keys of `owner_keys`.
-    local : ndarray of int64, shape (unique,)
-        Local rows, ascending for each owner.
-    owner_splits : ndarray of int64, shape (devices + 1,)
-        Owner o has ``local[owner_splits[o]:owner_splits[o + 1]]``.
+    spread : Spread
+    fetch : ndarray of int32, shape (owners, asking devices, room)
+        Local rows that a device asks an owner for, ascending; padding is `local_rows`.
+    place : ndarray of int32, shape (devices, length)
+        Where among the ``owners * room`` rows that a device is sent each occurrence's row is;
+        padding is one past their end.
+    lines : int
+        Lines that an owner touches, at most.
+    unique_rows : int
+        Distinct rows that are named at all.
     """
 
-    named: Occurrences
-    local: NDArray[np.int64]
-    owner_splits: NDArray[np.int64]
-
-    def positions(self, room: int) -> NDArray[np.int32]:
-        """Return where each distinct row is in a buffer with `room` for each owner."""
-        shift = np.arange(self.owner_splits.size - 1) * room - self.owner_splits[:-1]
-        first = np.repeat(shift, np.diff(self.owner_splits))
-        return (np.arange(self.local.size) + first).astype(np.int32)
+    spread: Spread
+    fetch: NDArray[np.int32]
+    place: NDArray[np.int32]
+    lines: int
+    unique_rows: int
 
 
-def request_rows(
-    geometry: Geometry, ids: Ints, sources: NDArray[np.int32], gains: NDArray[Any] | None
-) -> Request:
-    """Return the rows that ids name, by owner; sources and gains as for `sort_occurrences`.
+def request_rows(geometry: Geometry, spread: Spread, length: int, pooling: int) -> Requests:
+    """Return the rows that the devices' bags name, by owner.
 
     Parameters
     ----------
     geometry : Geometry
-    ids : ndarray of int32 or int64, shape (n,), in range
-    sources : ndarray of int32, shape (n,)
-    gains : ndarray of float32, shape (n,), or None
+    spread : Spread
+    length : int
+        Places in the list of each device.
+    pooling : int
+        Places of every bag; 0: bags are ragged.
 
     Examples
     --------
+    >>> from shardcore.backend import FeatureBags
+    >>> from shardcore_pjrt.routing.spread import spread_bags
+    >>> bags = FeatureBags(np.array([7, 2, 7, 1]), np.array([0, 3, 4]))
     >>> table = Geometry(10, 4, 2, "row", layout_name="mod")
-    >>> request = request_rows(table, np.array([7, 2, 7, 1]), np.arange(4, dtype=np.int32), None)
-    >>> request.local, request.owner_splits, request.positions(8)
-    (array([1, 0, 3]), array([0, 1, 3]), array([0, 8, 9], dtype=int32))
+    >>> requests = request_rows(table, spread_bags([bags], 2), length=4, pooling=0)
+    >>> requests.fetch[:, :, :3]
+    array([[[1, 5, 5],
+            [5, 5, 5]],
+    <BLANKLINE>
+           [[3, 5, 5],
+            [0, 5, 5]]], dtype=int32)
+    >>> requests.place
+    array([[ 8,  0,  8, 16],
+           [ 8, 16, 16, 16]], dtype=int32)
     """
-    keys, borders = owner_keys(geometry.layout, ids)
-    named = sort_occurrences(keys, sources, gains, geometry.num_rows)
-    owner_splits = np.searchsorted(named.rows, borders)
-    local = named.rows - np.repeat(borders[:-1], np.diff(owner_splits))
-    return Request(named, local, owner_splits)
-
-
-def requested(
-    geometry: Geometry, requests: Sequence[Request], room_for: Callable[[int], int]
-) -> NDArray[np.int32]:
-    """Return the local rows that each device asks of each owner, (owner, asking device, room).
-
-    Parameters
-    ----------
-    geometry : Geometry
-    requests : sequence of Request
-        One per device.
-    room_for : callable
-        The class of a count of rows: `Spread.room`.
-
-    Returns
-    -------
-    ndarray of int32
-        Padded with `local_rows`.
-    """
-    counts = np.stack([np.diff(request.owner_splits) for request in requests])
-    room = room_for(int(counts.max()))
-    out = np.full((geometry.devices, len(requests), room), geometry.local_rows, np.int32)
-    for device, request in enumerate(requests):
-        own = np.empty(geometry.devices * room, np.int32)
-        own.fill(geometry.local_rows)
-        own[request.positions(room)] = request.local
-        out[:, device] = own.reshape(geometry.devices, room)
-    return out
-
-
-def in_order(named: Occurrences, of_row: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return each occurrence's value of its distinct row, in the order the occurrences were given.
-
-    Parameters
-    ----------
-    named : Occurrences
-        Whose sources are that order: ``arange(n)`` before they were sorted.
-    of_row : ndarray of int32, shape (unique,)
-
-    Returns
-    -------
-    ndarray of int32, shape (n,)
-
-    Examples
-    --------
-    >>> named = sort_occurrences(np.array([7, 2, 7]), np.arange(3, dtype=np.int32), None, 10)
-    >>> in_order(named, np.array([20, 70], np.int32))
-    array([70, 20, 70], dtype=int32)
-    """
-    out = np.empty(named.sources.size, np.int32)
-    out[named.sources] = np.repeat(of_row, np.diff(named.run_splits))
-    return out
+    asking = []
+    filled = np.zeros(spread.devices, np.int64)
+    for start, bags, own in zip(spread.starts, spread.features, spread.own, strict=True):
+        starts = np.full(spread.devices, start * pooling) if pooling else filled.copy()
+        splits = bags.row_splits
+        # Bags as long as their room follow one another anyhow.
+        full = bags.num_bags * pooling == splits[-1] - splits[0]
+        asking.append(AskingBags(bags.ids, splits, own, starts, 0 if full else pooling))
+        borders = np.minimum(np.arange(spread.devices + 1) * own, bags.num_bags)
+        filled += np.diff(splits[borders])
+    k = geometry.rows_per_line
+    named = sort_askers(asking, geometry.layout, spread.devices, length, k)
+    lists = named.lists(spread.room("rows", int(named.rows.max())), geometry.local_rows)
+    lines, unique_rows = int(named.lines.max()), int(named.unique.sum())
+    return Requests(spread, lists.asked, lists.slots, lines, unique_rows)

@@ -135,6 +135,38 @@ class Spread:
         """Return the local bag of each of a device's ids."""
         return np.repeat(np.arange(self.total, dtype=np.int32), self.lengths(device))
 
+    def filled(
+        self,
+        lists: Sequence[NDArray[Any]],
+        padding: int,
+        dtype: type[np.generic],
+        *,
+        length: int,
+        pooling: int,
+    ) -> NDArray[Any]:
+        """Return values of each device's ids under each other, with padding: (devices, length).
+
+        Parameters
+        ----------
+        lists : sequence of ndarray
+            In the order (feature, bag, position).
+        padding : int
+        dtype : type
+        length : int
+        pooling : int
+            Places of every bag; 0: the values follow one another.
+        """
+        out = np.empty((self.devices, length), dtype)
+        for device, (own, line) in enumerate(zip(lists, out, strict=True)):
+            if own.size == length or not pooling:
+                line[: own.size] = own
+                line[own.size :] = padding
+            else:
+                used = np.arange(pooling) < self.lengths(device)[:, None]
+                line[:] = padding
+                line.reshape(used.shape)[used] = own
+        return out
+
     def by_bag(self, given: Sequence[NDArray[Any] | None]) -> NDArray[np.float32]:
         """Return values given per feature and bag, per local bag: (devices, total).
 

@@ -13,9 +13,8 @@ summed first.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -27,7 +26,8 @@ from shardcore.sharding import Layout
 from shardcore.store import Occurrences, reciprocals, sort_occurrences
 from shardcore_pjrt.mesh.geometry import Geometry
 from shardcore_pjrt.routing.capacity import Rooms
-from shardcore_pjrt.routing.request import request_rows, requested
+from shardcore_pjrt.routing.lookup_route import LookupRoute, route_lookup
+from shardcore_pjrt.routing.request import Requests
 from shardcore_pjrt.routing.spread import Spread, joined, owner_keys, spread_bags
 from shardcore_pjrt.routing.strategy import Exchange, check_exchange
 
@@ -47,7 +47,9 @@ class UpdateShape:
         Local bags of each feature that has gradients, T in all: a class, empty bags included
         (`Spread.bags`).
     occurrences : int
-        M: of an owner, or with "all_to_all" of a device's own bags, padding included.
+        M: of an owner, padding included. "all_to_all": N, as that of a lookup.
+    pooling : int
+        "all_to_all": L, as that of a lookup. Else 0.
     capacity : int
         "all_to_all": C, sums that a device sends to another, padding included. Else 0.
     lines : int
@@ -58,17 +60,21 @@ class UpdateShape:
         Whether the gradients of a row are summed, rather than applied one after the other.
     every_row : bool
         Whether rows that the batch does not name are updated too.
+    members : int, default 1
+        "all_to_all": tables of a stack, whose rows have numbers of their own. Else 1.
     """
 
     exchange: Exchange
     bags: tuple[int, ...]
     occurrences: int
+    pooling: int
     capacity: int
     lines: int
     gained: bool
     scaled: bool
     accumulate: bool
     every_row: bool
+    members: int = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,12 +93,8 @@ class UpdateRoute:
         ``gain`` float32 (D, M), if gained: factor of each occurrence; padding 0.
         ``source`` int32 (D, M): the occurrence's gradient among those of all devices, device by
         device (as ``device * T + local bag``; "columns": feature by feature); padding D * T.
-        "all_to_all": its local bag; padding T.
         ``slot`` int32 (D, M): its sub-row, or its row if `every_row`, never less than the one
-        before; padding one past the end. "all_to_all": ``owner * C + j``, where its sum is sent
-        from; padding D * C.
-        ``received`` int32 (D, D * C), "all_to_all" only: the sub-row, or row, of each received sum;
-        padding one past the end.
+        before; padding one past the end.
         ``lines`` int32 (D, L), unless `every_row`: the touched lines, ascending; padding is
         distinct numbers past the end of the shard.
         ``row_ids`` int32 (D, L * rows_per_line), unless `every_row`: global row of each sub-row, -1
@@ -101,6 +103,14 @@ class UpdateRoute:
         holds ``rows_here`` rows, local row r being global row ``first_row + r * row_stride``.
         ``first``, ``count`` int32 (D, sub-rows or rows), ``waves`` int32 (), unless `accumulate`:
         the occurrences of each are ``first`` to ``first + count``; the largest count.
+
+        "all_to_all" has ``place``, ``bag`` if ragged, and ``fetch`` in place of ``source``,
+        ``slot``, ``lines`` and ``row_ids``: the lists of the lookup, of which each device makes its
+        own of the update (`programs.sent_lists`). ``gain`` is (D, N), by place, and
+        ``rows_here``, ``first_row`` and ``row_stride`` are always there. Of a stack of K tables,
+        ``member_start``, ``member_row`` and ``member_stride`` int32 (D, K) too: local row r, the
+        last start before it being that of table k, is that table's row
+        ``member_row[k] + (r - member_start[k]) * member_stride[k]``.
     unique_rows : int
         Distinct rows that the features name.
     """
@@ -117,6 +127,7 @@ def route_update(
     accumulate: bool,
     lazy: bool,
     rooms: Rooms | None = None,
+    looked_up: LookupRoute | None = None,
 ) -> UpdateRoute:
     """Return the lists by which the devices apply the gradients of features of one table.
 
@@ -130,6 +141,8 @@ def route_update(
         The optimizer's: whether gradients of a row are summed, and whether rows without any stay.
     rooms : Rooms, optional
         The classes that updates of the table have taken before.
+    looked_up : LookupRoute, optional
+        The lookup of the same features by "all_to_all", whose lists an update by it shares.
 
     Returns
     -------
@@ -139,7 +152,8 @@ def route_update(
     ------
     ShardcoreValueError
         If the table does not lie so that the exchange can serve it, if it is "all_to_all" and
-        gradients are not summed, or if a device has more occurrences than int32 can number.
+        gradients are not summed, if other features were looked up, or if a device has more
+        occurrences than int32 can number.
 
     Examples
     --------
@@ -166,35 +180,37 @@ def route_update(
     if scaled := any(scale is not None for scale in scales):
         arrays["scale"] = spread.by_bag(scales)
     gains = [gains_of(bags) for bags in features]
+    room = lines = pooling = 0
     if exchange == "all_to_all":
-        owners, room = _sent(geometry, spread, gains, arrays)
+        found, room, pooling = _requested(geometry, features, rooms, looked_up, arrays)
+        if any(gain is not None for gain in gains):
+            factors = [spread.weights(device, gains) for device in range(spread.devices)]
+            length = arrays["place"].shape[1]
+            arrays["gain"] = spread.filled(factors, 0, np.float32, length=length, pooling=pooling)
+        unique_rows = found.unique_rows
+        lines = _lines(geometry, spread, found.lines) if lazy else 0
     else:
-        owners, room = _gathered(geometry, spread, gains), 0
-    if lazy:
-        targets, lines = _touched_lines(geometry, owners, arrays, partial(spread.room, "lines"))
-        end = lines * geometry.rows_per_line
-    else:
-        targets, lines = [owner.rows.astype(np.int32) for owner in owners], 0
-        end = geometry.local_rows
+        owners = _gathered(geometry, spread, gains)
+        unique_rows = sum(owner.rows.size for owner in owners)
+        if lazy:
+            targets, lines = _touched_lines(geometry, spread, owners, arrays)
+        else:
+            targets = [owner.rows.astype(np.int32) for owner in owners]
+        end = lines * geometry.rows_per_line if lazy else geometry.local_rows
+        of_each = [
+            np.repeat(target, np.diff(owner.run_splits))
+            for target, owner in zip(targets, owners, strict=True)
+        ]
+        _add_lists(arrays, spread, owners, of_each, end)
+        if not accumulate:
+            _number_waves(arrays, owners, targets, end)
+    if exchange == "all_to_all" or not lazy:
         _describe_shards(geometry.layout, arrays)
-    of_each = [
-        np.repeat(target, np.diff(owner.run_splits))
-        for target, owner in zip(targets, owners, strict=True)
-    ]
-    if exchange == "all_to_all":
-        received = np.full((geometry.devices, geometry.devices * room), end, np.int32)
-        for line, owner, target in zip(received, owners, of_each, strict=True):
-            line[owner.sources] = target
-        arrays["received"] = received
-    else:
-        in_lists = partial(spread.room, "occurrences")
-        _add_lists(arrays, owners, of_each, (end, spread.devices * spread.total), in_lists)
-    if not accumulate:
-        _number_waves(arrays, owners, targets, end)
     shape = UpdateShape(
         exchange,
         own.bags,
-        arrays["source"].shape[1],
+        arrays["place" if exchange == "all_to_all" else "source"].shape[1],
+        pooling,
         room,
         lines,
         "gain" in arrays,
@@ -202,7 +218,7 @@ def route_update(
         accumulate,
         not lazy,
     )
-    return UpdateRoute(shape, arrays, sum(owner.rows.size for owner in owners))
+    return UpdateRoute(shape, arrays, unique_rows)
 
 
 def _scale(bags: FeatureBags) -> NDArray[Any] | None:
@@ -241,54 +257,40 @@ def _gradient_of_each(spread: Spread) -> NDArray[np.int32]:
     return joined(sources)
 
 
-def _sent(
+def _requested(
     geometry: Geometry,
-    spread: Spread,
-    gains: Sequence[NDArray[Any] | None],
+    features: Sequence[FeatureBags],
+    rooms: Rooms | None,
+    looked_up: LookupRoute | None,
     arrays: dict[str, NDArray[Any]],
-) -> tuple[list[Occurrences], int]:
-    """Add the sums that each device sends; return those that each owner receives, and C."""
-    gained = any(gain is not None for gain in gains)
-    requests = [
-        request_rows(
-            geometry,
-            spread.ids(device),
-            spread.bag_of_each(device),
-            spread.weights(device, gains) if gained else None,
+) -> tuple[Requests, int, int]:
+    """Add the lists of the features' lookup; return what it asked for, C and L."""
+    if looked_up is None:
+        looked_up = route_lookup(geometry, features, "all_to_all", rooms)
+    requests = looked_up.requests
+    if requests is None or requests.spread.features != tuple(features):
+        raise ShardcoreValueError(
+            "looked_up must be the lookup of the features given by 'all_to_all', got that of "
+            f"{'others' if requests is not None else repr(looked_up.shape.exchange)}"
         )
-        for device in range(spread.devices)
-    ]
-    fetch = requested(geometry, requests, partial(spread.room, "rows"))
-    room = fetch.shape[2]
-    named = [request.named for request in requests]
-    slots = [
-        np.repeat(request.positions(room), np.diff(request.named.run_splits))
-        for request in requests
-    ]
-    _add_lists(
-        arrays,
-        named,
-        slots,
-        (geometry.devices * room, spread.total),
-        partial(spread.room, "occurrences"),
-    )
-    owners = []
-    for rows in fetch.reshape(geometry.devices, -1):
-        at = np.flatnonzero(rows < geometry.local_rows)
-        owners.append(sort_occurrences(rows[at], at.astype(np.int32), None, geometry.local_rows))
-    return owners, room
+    arrays |= {
+        name: looked_up.arrays[name]
+        for name in ("place", "bag", "fetch")
+        if name in looked_up.arrays
+    }
+    return requests, looked_up.shape.capacity, looked_up.shape.pooling
 
 
 def _add_lists(
     arrays: dict[str, NDArray[Any]],
+    spread: Spread,
     lists: Sequence[Occurrences],
     slots: Sequence[NDArray[np.int32]],
-    ends: tuple[int, int],
-    room_for: Callable[[int], int],
+    slot_end: int,
 ) -> None:
-    """Add the occurrences of each device, in the order of the sums; `ends` pad slots, sources."""
-    room = room_for(max(each.sources.size for each in lists))
-    slot_end, source_end = ends
+    """Add the occurrences of each device, in the order of the sums."""
+    room = spread.room("occurrences", max(each.sources.size for each in lists))
+    source_end = spread.devices * spread.total
     slot = np.empty((len(lists), room), np.int32)
     source = np.empty_like(slot)
     for i, (each, own) in enumerate(zip(lists, slots, strict=True)):
@@ -305,15 +307,14 @@ def _add_lists(
 
 def _touched_lines(
     geometry: Geometry,
+    spread: Spread,
     owners: Sequence[Occurrences],
     arrays: dict[str, NDArray[Any]],
-    room_for: Callable[[int], int],
 ) -> tuple[list[NDArray[np.int32]], int]:
     """Add the lines that each owner touches; return the sub-rows of its rows, and L."""
     k = geometry.rows_per_line
     touched = [_lines_of(owner.rows, k) for owner in owners]
-    # No shard has more lines to touch than it has.
-    count = min(room_for(max(each.lines.size for each in touched)), geometry.lines)
+    count = _lines(geometry, spread, max(each.lines.size for each in touched))
     lines = np.empty((len(owners), count), np.int32)
     row_ids = np.full((len(owners), count * k), -1, np.int32)
     for i, (owner, each) in enumerate(zip(owners, touched, strict=True)):
@@ -323,6 +324,11 @@ def _touched_lines(
         row_ids[i, each.sub_rows] = geometry.layout.global_of(i, owner.rows)
     arrays["lines"], arrays["row_ids"] = lines, row_ids
     return [each.sub_rows for each in touched], count
+
+
+def _lines(geometry: Geometry, spread: Spread, touched: int) -> int:
+    """Return L, where an owner touches so many lines at most: no shard has more than it has."""
+    return min(spread.room("lines", touched), geometry.lines)
 
 
 class _Lines(NamedTuple):
@@ -344,10 +350,11 @@ def _lines_of(rows: NDArray[np.int64], rows_per_line: int) -> _Lines:
 
 def _describe_shards(layout: Layout, arrays: dict[str, NDArray[Any]]) -> None:
     """Add which global rows the shards hold."""
-    ranges = [layout.row_range(shard) for shard in range(layout.num_shards)]
+    shards = layout.num_shards
+    first_row = layout.offsets[:-1] if layout.contiguous else np.arange(shards)
     arrays["rows_here"] = layout.shard_sizes.astype(np.int32)
-    arrays["first_row"] = np.array([rows.start for rows in ranges], np.int32)
-    arrays["row_stride"] = np.array(ranges[0].step, np.int32)
+    arrays["first_row"] = first_row.astype(np.int32)
+    arrays["row_stride"] = np.array(1 if layout.contiguous else shards, np.int32)
 
 
 def _number_waves(
