@@ -278,6 +278,23 @@ def list_asked(const uint64_t[::1] pairs, int64_t first, int64_t last, int64_t l
             slots[of[i].source] = <int32_t>(base + ahead[asker])
 
 
+def list_bags(const int64_t[::1] row_splits, int64_t first_bag, int64_t last_bag, int64_t bags,
+              const int64_t[::1] starts__a, int64_t start, int32_t[::1] bags__p):
+    """Write the bag of each position, an asker's counted from `start`. O(n).
+
+    Bags and `starts__a` as for `deal_positions`, occurrences one after the other.
+    """
+    cdef int64_t bag, asker, i, at
+    cdef int32_t own
+    with nogil:
+        for bag in range(first_bag, last_bag):
+            asker = bag // bags
+            own = <int32_t>(start + bag - asker * bags)
+            at = starts__a[asker] - row_splits[asker * bags]
+            for i in range(row_splits[bag], row_splits[bag + 1]):
+                bags__p[at + i] = own
+
+
 def fill_rest(int32_t[:, ::1] lists__rc, const int64_t[::1] counts__r, int32_t padding):
     """Fill each list from its count on. O(n)."""
     cdef int64_t r, i

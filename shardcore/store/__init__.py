@@ -27,6 +27,7 @@ from shardcore.store.asked_rows import (
     AskedLists,
     AskedRows,
     AskingBags,
+    bags_at_places,
     sort_askers,
 )
 from shardcore.store.instruction_set import best_module
@@ -53,6 +54,7 @@ __all__ = [
     "ReadWriteLock",
     "RowUpdate",
     "StoreTable",
+    "bags_at_places",
     "best_module",
     "calling_thread",
     "changed_here",

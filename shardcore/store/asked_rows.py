@@ -9,10 +9,10 @@ no result depends on how many there are. The face of
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -26,7 +26,7 @@ from shardcore.sharding import Layout
 from shardcore.store import threads
 from shardcore.store.segment_reduce import TYPE_NAMES
 
-__all__ = ["AskedLists", "AskedRows", "AskingBags", "sort_askers"]
+__all__ = ["AskedLists", "AskedRows", "AskingBags", "bags_at_places", "sort_askers"]
 
 Ints = NDArray[np.int32] | NDArray[np.int64]
 
@@ -126,8 +126,15 @@ class AskedRows:
             At least as many as an asker names rows of an owner.
         padding : int
             Of `asked`.
+
+        Raises
+        ------
+        ShardcoreValueError
+            If the room is too small.
         """
         owners, askers = self.rows.shape
+        if room < self.rows.max():
+            raise ShardcoreValueError(f"room must be at least {self.rows.max()}, got {room}")
         asked = pool.empty((owners * askers, room), _INT32)
         slots = pool.empty((askers, self.length), _INT32)
         if self._pairs.size < slots.size:
@@ -226,6 +233,59 @@ def sort_askers(
     )
 
 
+def bags_at_places(
+    features: Sequence[AskingBags], first_bags: Sequence[int], askers: int, length: int
+) -> NDArray[np.int32]:
+    """Return the bag of each occurrence in the askers' lists, as each asker numbers its bags.
+
+    Parameters
+    ----------
+    features : sequence of AskingBags
+        Without room: occurrences follow one another.
+    first_bags : sequence of int, features + 1
+        The number of the first bag of each feature; at last, the number where no occurrence is.
+    askers : int
+    length : int
+        Places in the list of each asker.
+
+    Returns
+    -------
+    ndarray of int32, shape (askers, length)
+
+    Raises
+    ------
+    ShardcoreValueError
+        As `sort_askers`, or if bags have room.
+
+    Examples
+    --------
+    >>> bags = AskingBags(np.array([7, 2, 7]), np.array([0, 2, 3]), 1, np.zeros(2, np.int64), 0)
+    >>> bags_at_places([bags], first_bags=[0, 4], askers=2, length=3)
+    array([[0, 0, 4],
+           [0, 4, 4]], dtype=int32)
+    """
+    for number, bags in enumerate(features):
+        if bags.room:
+            raise ShardcoreValueError(f"features[{number}].room must be 0, got {bags.room}")
+        _check_places(bags, f"features[{number}]", askers, length)
+    out = pool.empty((askers, length), _INT32)
+    n = sum(int(bags.row_splits[-1] - bags.row_splits[0]) for bags in features)
+    if n < out.size:
+        out.fill(first_bags[-1])
+    parts = _parts(features, max(1, min(threads.get_num_threads(), n // _PART)))
+
+    def listed(part: int) -> None:
+        for f, first, last in parts[part]:
+            bags = features[f]
+            splits = np.ascontiguousarray(bags.row_splits)
+            starts = bags.starts + np.arange(askers) * length
+            own = (first, last, bags.bags, starts, first_bags[f], out.ravel())
+            _kernel.list_bags(splits, *own)
+
+    threads.run(len(parts), listed)
+    return out
+
+
 def _check_places(bags: AskingBags, name: str, askers: int, length: int) -> None:
     """Raise unless all occurrences of a feature have places in the askers' lists."""
     count = bags.row_splits.size - 1
@@ -303,7 +363,7 @@ def _parts(features: Sequence[AskingBags], parts: int) -> list[list[tuple[int, i
         cuts.append((f, min(int(np.searchsorted(splits, within)), splits.size - 1)))
     cuts.append((len(features), 0))
     out = []
-    for (f, bag), (last_f, last_bag) in pairwise(cuts):
+    for (f, bag), (last_f, last_bag) in itertools.pairwise(cuts):
         own = []
         for g in range(f, min(last_f + 1, len(features))):
             first = bag if g == f else 0

@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardcore.backend import FeatureBags
-from shardcore.store import sort_occurrences
+from shardcore.store import bags_at_places, sort_occurrences
 from shardcore_pjrt.mesh.geometry import Geometry
 from shardcore_pjrt.routing.capacity import Rooms, quarter_steps
-from shardcore_pjrt.routing.request import Requests, request_rows
+from shardcore_pjrt.routing.request import Requests, asking_bags, request_rows
 from shardcore_pjrt.routing.spread import Spread, joined, spread_bags
 from shardcore_pjrt.routing.strategy import Exchange, check_exchange
 
@@ -154,8 +154,7 @@ def route_lookup(
     if requests is None:
         arrays["place"] = filled(places, buffer, np.int32)
     if not pooling:
-        bag_of_each = [spread.bag_of_each(device) for device in range(spread.devices)]
-        arrays["bag"] = filled(bag_of_each, spread.total, np.int32)
+        arrays["bag"] = _bags(spread, length)
     weights = [bags.weights for bags in features]
     if weighted := any(each is not None for each in weights):
         factors = [spread.weights(device, weights) for device in range(spread.devices)]
@@ -165,6 +164,15 @@ def route_lookup(
         arrays["divisor"] = spread.by_bag(divisors)
     shape = LookupShape(exchange, own.bags, length, pooling, rows, weighted, divided)
     return LookupRoute(shape, arrays, requests)
+
+
+def _bags(spread: Spread, length: int) -> NDArray[np.int32]:
+    """Return the local bag of each occurrence, (devices, length)."""
+    if spread.parts == 1:
+        first_bags = (*spread.starts, spread.total)
+        return bags_at_places(asking_bags(spread, 0), first_bags, spread.devices, length)
+    of_each = [spread.bag_of_each(device) for device in range(spread.devices)]
+    return spread.filled(of_each, spread.total, np.int32, length=length, pooling=0)
 
 
 def pooled_length(spread: Spread) -> int:

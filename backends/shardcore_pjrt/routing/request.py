@@ -17,7 +17,7 @@ from shardcore.store import AskingBags, sort_askers
 from shardcore_pjrt.mesh.geometry import Geometry
 from shardcore_pjrt.routing.spread import Spread
 
-__all__ = ["Requests", "request_rows"]
+__all__ = ["Requests", "asking_bags", "request_rows"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +74,23 @@ def request_rows(geometry: Geometry, spread: Spread, length: int, pooling: int) 
     array([[ 8,  0,  8, 16],
            [ 8, 16, 16, 16]], dtype=int32)
     """
+    asking = asking_bags(spread, pooling)
+    k = geometry.rows_per_line
+    named = sort_askers(asking, geometry.layout, spread.devices, length, k)
+    lists = named.lists(spread.room("rows", int(named.rows.max())), geometry.local_rows)
+    lines, unique_rows = int(named.lines.max()), int(named.unique.sum())
+    return Requests(spread, lists.asked, lists.slots, lines, unique_rows)
+
+
+def asking_bags(spread: Spread, pooling: int) -> list[AskingBags]:
+    """Return the bags of devices, and where in their lists the occurrences are.
+
+    Parameters
+    ----------
+    spread : Spread
+    pooling : int
+        Places of every bag; 0: bags are ragged.
+    """
     asking = []
     filled = np.zeros(spread.devices, np.int64)
     for start, bags, own in zip(spread.starts, spread.features, spread.own, strict=True):
@@ -84,8 +101,4 @@ def request_rows(geometry: Geometry, spread: Spread, length: int, pooling: int) 
         asking.append(AskingBags(bags.ids, splits, own, starts, 0 if full else pooling))
         borders = np.minimum(np.arange(spread.devices + 1) * own, bags.num_bags)
         filled += np.diff(splits[borders])
-    k = geometry.rows_per_line
-    named = sort_askers(asking, geometry.layout, spread.devices, length, k)
-    lists = named.lists(spread.room("rows", int(named.rows.max())), geometry.local_rows)
-    lines, unique_rows = int(named.lines.max()), int(named.unique.sum())
-    return Requests(spread, lists.asked, lists.slots, lines, unique_rows)
+    return asking

@@ -6,6 +6,11 @@ touched ones times `rows_per_line`, plus the place in the line. Gradients reach 
 ways: all of them go to all devices ("gather"), and each owner sums those of its rows; or each
 device sums its own per row and sends the sums to the owners ("all_to_all"), which add them up.
 
+For "all_to_all" the host lists nothing but what it has listed for the lookup: the places where rows
+came in are where their sums go out, and the rows that an owner sent are those it receives sums for.
+Every device sorts its own. 14.0 million ids of a DLRM batch, drawn evenly, on 16 devices take 2.0
+int32 an id, all for the lookup; lists for the update would take five more.
+
 Sums have the order (feature, global bag, position); with "all_to_all" each device's part of it is
 summed first.
 """
