@@ -436,6 +436,35 @@ def test_the_caller_may_use_his_buffers_again_before_the_gradients():
 # --- invalid ids -----------------------------------------------------------------------------
 
 
+def test_ids_of_every_feature_of_every_table_are_counted():
+    one, two = (TableConfig(5, 2, combiner="sum", name=name) for name in ("one", "two"))
+    e = sc.ShardedEmbedding(
+        {
+            "a": FeatureConfig(one, invalid_ids="drop"),
+            "b": FeatureConfig(two, invalid_ids="clip"),
+            "c": FeatureConfig(one),
+        }
+    )
+    e({"a": [[1, 7, 2]], "b": [[9, -1, 0, 3]], "c": [[4]]})
+    metrics = e.metrics()
+    assert (metrics["lookups"], metrics["ids"], metrics["invalid_ids"]) == (1, 2 + 4 + 1, 1 + 2)
+    e({"a": [[]], "b": [[9]], "c": [[0, 1]]})
+    metrics = e.metrics()
+    assert (metrics["lookups"], metrics["ids"], metrics["invalid_ids"]) == (2, 10, 4)
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+def test_arrays_of_values_and_row_splits_are_combined_as_lists_are(combiner):
+    rows = np.arange(10.0).reshape(5, 2)
+    table = TableConfig(5, 2, initializer=rows, combiner=combiner, name="t")
+    e = sc.ShardedEmbedding(FeatureConfig(table))
+    bags = [[1, 2, 4], [], [3], [0, 4]]
+    given = np.array([1, 2, 4, 3, 0, 4]), np.array([0, 3, 3, 4, 6])
+    expected = combined(rows, bags, [[1.0] * len(bag) for bag in bags], combiner)
+    for found in (e(given), e(bags)):
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
 @pytest.mark.parametrize("combiner", COMBINERS)
 @pytest.mark.parametrize("policy", ["drop", "zero", "clip", 2])
 @pytest.mark.parametrize("weighted", [False, True])

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 import shardcore as sc
+from shardcore.backend.messages import TableBatch
 from shardcore.dtypes import as_dtype, working_dtype
 from shardcore.sharding.layout import Layout
+from shardcore.testing.requests import make_bags, make_spec
 from shardcore.variable.row_store import ArrayRowStore, BackendRowStore
 
 LAYOUTS = {
@@ -84,6 +86,23 @@ def test_shards_that_are_no_plain_arrays_are_gathered() -> None:
     found = sc.embedding_lookup_sparse(sc.ShardedVariable(strided), sc.Ragged(ids, splits))
     np.testing.assert_array_equal(found, expected)
     assert not ArrayRowStore(strided, Layout.div(100, 3)).combine(None, np.empty((1, 6)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+@pytest.mark.parametrize("backend", ["cpu", "sim"])
+def test_a_lookup_into_an_array_writes_what_the_lookup_returns(
+    backend: str, quantized: bool
+) -> None:
+    rng = np.random.default_rng(3)
+    rounding = sc.QuantizationConfig(5, -1.0, 1.0) if quantized else None
+    spec = make_spec("t", 50, 6, quantization=rounding)
+    bags = make_bags(rng, spec, 20, combiner="mean", weighted=True)
+    owner = sc.get_backend(backend)
+    owner.create_table(spec)
+    ((expected,),) = owner.lookup([TableBatch("t", (bags,))])
+    out = np.full_like(expected, 7)
+    owner.lookup_into("t", bags, out)
+    np.testing.assert_array_equal(out, expected)
 
 
 @pytest.mark.parametrize("quantized", [False, True])
