@@ -8,6 +8,7 @@ Imported only when asked for: ``import shardcore.jax``. It needs the package ``j
 ::
 
     lookup, token                function      the lookup as JAX differentiates it
+    take_error                   errors_behind how a thread goes on after a program that failed
                                  structure     features and weights, checked by shape and dtype
                                  ragged        Ragged as a pytree
                                  on_host       calls of the engine out of JAX's operations
@@ -35,6 +36,7 @@ Examples
 from __future__ import annotations
 
 from shardcore.jax._needed import JaxMissingError
+from shardcore.jax.errors_behind import take_error
 from shardcore.jax.function import LookupFunction, lookup, token
 
-__all__ = ["JaxMissingError", "LookupFunction", "lookup", "token"]
+__all__ = ["JaxMissingError", "LookupFunction", "lookup", "take_error", "token"]

@@ -15,7 +15,7 @@ Imported only when asked for: ``import shardcore.torch``. It needs the package `
     EngineModule                 module                what all have: engine, step, state_dict
                                  autograd              the lookup as torch's autograd sees it
                                  calls                 ids and offsets, checked
-                                 max_pooling, tensors, threads, table_copy
+                                 compiling, max_pooling, tensors, threads, table_copy
 
 Examples
 --------

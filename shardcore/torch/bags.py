@@ -11,6 +11,7 @@ from shardcore.backend.base import Backend
 from shardcore.errors import ShardcoreValueError, shown
 from shardcore.optimizer.base import Optimizer
 from shardcore.torch.calls import Bags, read_bags
+from shardcore.torch.compiling import outside_of_graphs
 from shardcore.torch.max_pooling import bag_numbers, max_of_bags
 from shardcore.torch.single import OneTable
 
@@ -170,6 +171,7 @@ optimizer, backend, update
             _freeze=freeze,
         )
 
+    @outside_of_graphs
     def forward(self, input: Any, offsets: Any = None, per_sample_weights: Any = None) -> Any:
         """Return the combined rows of each bag.
 

@@ -15,7 +15,15 @@ from shardcore.errors import ShardcoreError, ShardcoreTypeError, ShardcoreValueE
 from shardcore.torch.tensors import as_array
 from shardcore.validation import outside, place_in
 
-__all__ = ["Bags", "check_inside", "ids_of", "read_bags", "renamed", "row_splits_of"]
+__all__ = [
+    "Bags",
+    "check_inside",
+    "ids_of",
+    "jagged_parts",
+    "read_bags",
+    "renamed",
+    "row_splits_of",
+]
 
 _IDS = (torch.int64, torch.int32)
 
@@ -137,6 +145,37 @@ def row_splits_of(offsets: Any, ids: int, include_last: bool, of: str) -> NDArra
     return splits
 
 
+def jagged_parts(tensor: Any, argument: str) -> tuple[Any, Any]:
+    """Return the values of a nested tensor and where its bags begin and end among them.
+
+    Values in one piece are not copied. A tensor that `torch.nested.narrow` made has some between
+    its bags, which are left out.
+
+    Raises
+    ------
+    ShardcoreValueError
+        If it is not jagged, or not of rank 2.
+
+    Examples
+    --------
+    >>> bags = torch.nested.nested_tensor_from_jagged(torch.arange(3), torch.tensor([0, 1, 3]))
+    >>> jagged_parts(bags, "input")
+    (tensor([0, 1, 2]), tensor([0, 1, 3]))
+    """
+    if tensor.layout != torch.jagged or tensor.dim() != 2:
+        raise ShardcoreValueError(
+            f"{argument} must be a nested tensor of rank 2 with layout=torch.jagged, "
+            f"got rank {tensor.dim()} and {tensor.layout}"
+        )
+    values, offsets, lengths = tensor.values(), tensor.offsets(), tensor.lengths()
+    if lengths is None:
+        return values, offsets
+    splits = torch.zeros(lengths.numel() + 1, dtype=torch.int64)
+    torch.cumsum(lengths, 0, out=splits[1:])
+    moved = torch.repeat_interleave(offsets[: lengths.numel()] - splits[:-1], lengths)
+    return values[torch.arange(int(splits[-1])) + moved], splits
+
+
 def read_bags(input: Any, offsets: Any, weights: Any, include_last: bool) -> Bags:
     """Return the bags of a call of `torch.nn.EmbeddingBag`.
 
@@ -153,16 +192,17 @@ def read_bags(input: Any, offsets: Any, weights: Any, include_last: bool) -> Bag
     if isinstance(input, torch.Tensor) and input.is_nested:
         if offsets is not None:
             raise ShardcoreValueError("offsets must be None where input is a nested tensor")
-        if input.layout != torch.jagged or input.dim() != 2:
-            raise ShardcoreValueError(
-                "input must be a nested tensor of rank 2 with layout=torch.jagged, "
-                f"got rank {input.dim()} and {input.layout}"
-            )
+        input, offsets = jagged_parts(input, "input")
+        include_last = True
         if weights is not None:
             if not (isinstance(weights, torch.Tensor) and weights.is_nested):
                 raise ShardcoreTypeError("per_sample_weights must be nested where input is")
-            weights = weights.values()
-        input, offsets, include_last = input.values(), input.offsets(), True
+            weights, of_weights = jagged_parts(weights, "per_sample_weights")
+            if not torch.equal(of_weights, offsets):
+                raise ShardcoreValueError(
+                    "per_sample_weights must have the bags of input, of lengths "
+                    f"{offsets.diff().tolist()}, got {of_weights.diff().tolist()}"
+                )
     ids = ids_of(input, "input")
     if weights is not None:
         if not isinstance(weights, torch.Tensor) or not weights.is_floating_point():

@@ -19,7 +19,8 @@ from shardcore.errors import ShardcoreError, ShardcoreTypeError, ShardcoreValueE
 from shardcore.features.config import FeatureConfig, TableConfig
 from shardcore.initializers import FromArray, Uniform
 from shardcore.optimizer.base import Optimizer
-from shardcore.torch.calls import Bags, ids_of, read_bags, row_splits_of
+from shardcore.torch.calls import Bags, ids_of, jagged_parts, read_bags, row_splits_of
+from shardcore.torch.compiling import outside_of_graphs
 from shardcore.torch.module import EngineModule
 from shardcore.torch.tensors import check_place, numpy_dtype
 
@@ -303,14 +304,15 @@ class _Collection(EngineModule):
         path = f"features[{name!r}]"
         try:
             if isinstance(given, torch.Tensor) and given.is_nested:
-                given = (given.values(), given.offsets())
+                given = jagged_parts(given, "values")
             if isinstance(given, torch.Tensor) and given.dim() == 2:
                 ids = ids_of(given, "values")
                 return Bags(ids, None, self._weights(None, ids.size))
             if not isinstance(given, tuple) or not 2 <= len(given) <= 3:
+                rank = f" of rank {given.dim()}" if isinstance(given, torch.Tensor) else ""
                 raise ShardcoreTypeError(
                     "must be (values, offsets), (values, offsets, weights), a tensor of rank 2 or "
-                    f"a nested one, got {type(given).__name__}"
+                    f"a nested one, got {type(given).__name__}{rank}"
                 )
             ids = ids_of(given[0], "values")
             if ids.ndim != 1:
@@ -401,6 +403,7 @@ class FeatureModule(torch.nn.Module):
         self._collection = (collection,)  # no submodule: its tables are saved where it is one
         self._at = at
 
+    @outside_of_graphs
     def forward(self, input: Any, offsets: Any = None, per_sample_weights: Any = None) -> Any:
         """Return the rows of ids, combined per bag where the collection pools.
 
@@ -485,6 +488,7 @@ class EmbeddingBagCollection(_Collection):
     ) -> None:
         super().__init__(tables, True, is_weighted, device, optimizer, backend, update, _freeze)
 
+    @outside_of_graphs
     def forward(self, features: Any) -> KeyedTensor:
         """Return the combined rows of each bag, by feature.
 
@@ -549,6 +553,7 @@ class EmbeddingCollection(_Collection):
     ) -> None:
         super().__init__(tables, False, False, device, optimizer, backend, update, _freeze)
 
+    @outside_of_graphs
     def forward(self, features: Any) -> dict[str, JaggedTensor]:
         """Return the rows of each feature, in bags.
 

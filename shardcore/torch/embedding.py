@@ -10,7 +10,8 @@ import torch
 from shardcore.backend.base import Backend
 from shardcore.errors import ShardcoreValueError
 from shardcore.optimizer.base import Optimizer
-from shardcore.torch.calls import ids_of
+from shardcore.torch.calls import ids_of, jagged_parts
+from shardcore.torch.compiling import outside_of_graphs
 from shardcore.torch.single import TABLE, OneTable
 from shardcore.torch.tensors import as_tensor
 
@@ -128,6 +129,7 @@ backend, update
             update=update,
         )
 
+    @outside_of_graphs
     def forward(self, input: Any) -> Any:
         """Return the rows of ids.
 
@@ -146,13 +148,8 @@ backend, update
             If an argument breaks its rule.
         """
         if isinstance(input, torch.Tensor) and input.is_nested:
-            if input.layout != torch.jagged or input.dim() != 2:
-                raise ShardcoreValueError(
-                    "input must be a nested tensor of rank 2 with layout=torch.jagged, "
-                    f"got rank {input.dim()} and {input.layout}"
-                )
-            rows = self._rows(input.values())
-            return torch.nested.nested_tensor_from_jagged(rows, input.offsets())
+            values, offsets = jagged_parts(input, "input")
+            return torch.nested.nested_tensor_from_jagged(self._rows(values), offsets)
         return self._rows(input)
 
     def _rows(self, input: Any) -> Any:

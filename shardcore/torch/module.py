@@ -132,6 +132,15 @@ class EngineModule(torch.nn.Module):
         super().zero_grad(set_to_none)
         self._held.clear()
 
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """Freeze the tables, or let them be updated again, as torch's modules do for parameters.
+
+        That of a module around this one does not reach tables, which are no parameters.
+        """
+        super().requires_grad_(requires_grad)
+        self.frozen = not requires_grad
+        return self
+
     def _look_up(
         self,
         leaves: Sequence[Any],

@@ -77,11 +77,15 @@ def as_array(tensor: Any, argument: str) -> NDArray[Any]:
             f"{argument} must be on the CPU, got a tensor on {str(tensor.device)!r}"
         )
     own = tensor.detach()
-    if own.dtype == torch.bfloat16:
-        bits: NDArray[Any] = own.contiguous().view(torch.int16).numpy()
-        return bits.view(as_dtype("bfloat16"))
-    array: NDArray[Any] = own.numpy()
-    return array
+    short = own.dtype == torch.bfloat16
+    try:
+        array: NDArray[Any] = (own.contiguous().view(torch.int16) if short else own).numpy()
+    except (RuntimeError, TypeError) as error:  # a stand-in, or of a layout that is no array
+        raise ShardcoreTypeError(
+            f"{argument} must have values that NumPy can read, got a tensor without, as "
+            "torch.func's vmap and grad have, or of a sparse layout"
+        ) from error
+    return array.view(as_dtype("bfloat16")) if short else array
 
 
 def as_gradient(tensor: Any) -> NDArray[Any]:

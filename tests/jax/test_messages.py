@@ -19,6 +19,7 @@ from shardcore.errors import (  # noqa: E402
     ShardcoreRuntimeError,
     ShardcoreTypeError,
     ShardcoreValueError,
+    UnavailableError,
 )
 
 IDS = jnp.array([[1, 2], [2, 4]])
@@ -279,6 +280,57 @@ def test_an_error_behind_a_thread_leaves_other_threads_and_the_engine():
     assert found[0] == f"ShardcoreIndexError: {told}"
     assert set(found) == {found[0]}  # JAX says it again in that thread, where it ran behind it
     assert compiled({"a": jnp.array([1])})["a"].tolist() == expected
+
+
+def test_an_error_behind_a_thread_is_taken_and_the_thread_goes_on():
+    engine = make()
+    lookup, own = sj.lookup(engine), sj.token(engine)
+
+    @jax.jit
+    @jax.grad
+    def learn(own, ids):
+        return lookup({"a": ids}, own)["a"].sum()
+
+    @jax.jit
+    def late(much, ids):
+        for _ in range(6):
+            much = jnp.tanh(much @ much)
+        return ids + (0 * much[0, 0]).astype(int)
+
+    def learns(ids):
+        jax.block_until_ready(learn(own, late(jnp.ones((1000, 1000)), jnp.array(ids))))
+        jax.effects_barrier()
+
+    def in_a_thread():
+        learns([1])
+        assert sj.take_error() is None
+        for step in (1, 2):
+            with pytest.raises(jax.errors.JaxRuntimeError):
+                learns([7])
+            assert engine.step == step
+            error = sj.take_error()  # none where the program ran in the thread itself
+            assert error is None or "ids[0] = 7 is outside table 't'" in str(error)
+            assert sj.take_error() is None
+            learns([1])
+            assert engine.step == step + 1
+        return error
+
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(in_a_thread).result() is not None
+
+
+def test_an_error_that_jax_keeps_elsewhere_is_told(monkeypatch):
+    def fails():
+        raise jax.errors.JaxRuntimeError("of a program")
+
+    monkeypatch.setattr(jax, "effects_barrier", fails)
+    monkeypatch.delattr("jax._src.dispatch.runtime_tokens")
+    told = (
+        f"jax {jax.__version__} keeps the errors of a thread where shardcore does not find them: "
+        "go on in another thread"
+    )
+    with pytest.raises(UnavailableError, match=f"^{re.escape(told)}$"):
+        sj.take_error()
 
 
 @pytest.mark.parametrize("function", ["lookup", "token"])

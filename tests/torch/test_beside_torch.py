@@ -203,6 +203,30 @@ def test_nested_weights_go_with_nested_ids():
     close(found[0], found[1], torch.float32)
 
 
+def narrowed(values):
+    """Return bags of 2, 1, 0 and 2 values, with others between them."""
+    begins, lengths = torch.tensor([0, 1, 2, 2]), torch.tensor([2, 1, 0, 2])
+    return torch.nested.narrow(values, dim=1, start=begins, length=lengths, layout=torch.jagged)
+
+
+def test_nested_tensors_that_were_narrowed_are_their_bags_alone():
+    ids, weights = torch.arange(16).reshape(4, 4) % 12, torch.rand(4, 4)
+    values = torch.cat([ids[0, :2], ids[1, 1:2], ids[3, 2:]])
+    splits = torch.tensor([0, 2, 3, 3, 5])
+    rows = torch.randn(12, 3)
+    bag = st.EmbeddingBag(12, 3, mode="sum", _weight=rows, include_last_offset=True)
+    assert torch.equal(bag(narrowed(ids)), bag(values, splits))
+    found = bag(narrowed(ids), per_sample_weights=narrowed(weights))
+    of_values = torch.cat([weights[0, :2], weights[1, 1:2], weights[3, 2:]])
+    assert torch.equal(found, bag(values, splits, of_values))
+    found = st.Embedding(12, 3, _weight=rows)(narrowed(ids))
+    assert torch.equal(found.values(), rows[values])
+    assert torch.equal(found.offsets(), splits)
+    tables = [st.EmbeddingBagConfig(12, 3, "t", ["a"])]
+    bags = st.EmbeddingBagCollection(tables)
+    assert torch.equal(bags({"a": narrowed(ids)})["a"], bags({"a": (values, splits)})["a"])
+
+
 @pytest.mark.parametrize("kind", ["EmbeddingBag", "Embedding"])
 def test_pretrained_rows_are_frozen_unless_told(kind):
     rows = torch.randn(5, 2)
@@ -241,3 +265,16 @@ def test_first_values_are_standard_normal_and_follow_torchs_seed():
     assert abs(one.mean()) < 0.03
     assert abs(one.std() - 1) < 0.03
     assert not one[3].any()
+
+
+@pytest.mark.parametrize("kind", ["EmbeddingBag", "Embedding"])
+def test_a_module_is_frozen_as_torchs_are(kind):
+    ours = getattr(st, kind)(5, 2, _weight=torch.ones(5, 2), optimizer=sc.optimizers.SGD(0.5))
+    theirs = getattr(torch.nn, kind)(5, 2, _weight=torch.ones(5, 2))
+    ids = torch.tensor([[1, 2]])
+    for wanted in (False, True):
+        assert ours.requires_grad_(wanted) is ours
+        theirs.requires_grad_(wanted)
+        assert ours(ids).requires_grad == theirs(ids).requires_grad == wanted
+    ours(ids).sum().backward()
+    assert ours.engine.step == 1

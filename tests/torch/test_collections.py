@@ -304,7 +304,12 @@ def test_weights_are_of_sums():
         (
             {"a": IDS},
             "features['a']: must be (values, offsets), (values, offsets, weights), a tensor of "
-            "rank 2 or a nested one, got Tensor",
+            "rank 2 or a nested one, got Tensor of rank 1",
+        ),
+        (
+            {"a": IDS.tolist()},
+            "features['a']: must be (values, offsets), (values, offsets, weights), a tensor of "
+            "rank 2 or a nested one, got list",
         ),
         (
             {"a": (IDS, SPLITS[:2])},

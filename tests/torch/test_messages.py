@@ -200,6 +200,26 @@ def test_nested_input_is_jagged_and_comes_alone():
     refused("offsets must be None where input is a nested tensor", bag(), jagged, IDS)
     told = "per_sample_weights must be nested where input is"
     refused(told, bag(), jagged, None, torch.ones(3))
+    two = torch.nested.nested_tensor_from_jagged(torch.ones(3), torch.tensor([0, 1, 3]))
+    told = "per_sample_weights must have the bags of input, of lengths [3], got [1, 2]"
+    refused(told, bag(), jagged, None, two)
+    strided = torch.nested.nested_tensor([torch.ones(3)])
+    told = (
+        "per_sample_weights must be a nested tensor of rank 2 with layout=torch.jagged, got rank 2 "
+        "and torch.strided"
+    )
+    refused(told, bag(), jagged, None, strided)
+
+
+def test_tensors_without_values_are_refused():
+    told = (
+        "input must have values that NumPy can read, got a tensor without, as torch.func's vmap "
+        "and grad have, or of a sparse layout"
+    )
+    refused(told, torch.func.vmap(bag()), IDS[None, None])
+    refused(told, bag(), IDS[None].to_sparse())
+    weigh = torch.func.grad(lambda weights: bag()(IDS[None], None, weights).sum())
+    refused(told, weigh, torch.ones(1, 3))
 
 
 def test_gradients_must_be_finite():
