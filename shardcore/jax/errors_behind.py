@@ -42,8 +42,9 @@ def take_error() -> Exception | None:
     try:
         jax.effects_barrier()
     except jax.errors.JaxRuntimeError as error:
-        _tokens(error).clear()
-        return error
+        found: Exception = error
+        _tokens(found).clear()
+        return found
     return None
 
 
