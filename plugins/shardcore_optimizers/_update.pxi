@@ -269,6 +269,22 @@ cdef void _adagrad(
                         True)
 
 
+cdef inline void add_squares_of(value *lanes, const value *g, int64_t dim) noexcept nogil:
+    """Add the squares of a row as it stands, CHUNK columns at a time, the rest one LANES at a time."""
+    cdef value sums[LANES]
+    cdef int64_t start = 0, at, lane
+    for lane in range(LANES):
+        sums[lane] = 0
+    while start + CHUNK <= dim:
+        for at in range(CHUNK // LANES):
+            for lane in range(LANES):
+                sums[lane] += g[start + at * LANES + lane] * g[start + at * LANES + lane]
+        start += CHUNK
+    for lane in range(LANES):
+        lanes[lane] = sums[lane]
+    add_squares(lanes, g + start, dim - start)
+
+
 cdef inline value largest_square(
     int64_t dim, const value *g, const value *w, value factor, Steps steps, bint plain
 ) noexcept nogil:
@@ -291,19 +307,30 @@ cdef inline void rowwise_adagrad_rows(
     cdef value factors[BLOCK]
     cdef value seen[BLOCK]
     cdef value scales[BLOCK]
+    cdef value lanes[BLOCK * LANES]
     cdef value factor, gradient
     cdef const value *g
     cdef value *w
     cdef int64_t row, c
+    if plain:
+        for row in range(count):
+            add_squares_of(lanes + row * LANES, gradients + row * dim, dim)
+        for row in range(count):
+            seen[row] = total_of(lanes + row * LANES)
     for row in range(count):
         g = gradients + row * dim
         factors[row] = 1 if plain else norm_factor(dim, g, steps)
+        if plain:
+            continue
         if takes_max:
             seen[row] = largest_square(dim, g, rows[row], factors[row], steps, plain)
         else:
             seen[row] = sum_of_squares(dim, g, rows[row], factors[row], steps, plain)
+    if not takes_max:
+        for row in range(count):
+            seen[row] = seen[row] / <value> dim
     for row in range(count):
-        seen[row] = sums[row][0] + (seen[row] if takes_max else seen[row] / <value> dim)
+        seen[row] = sums[row][0] + seen[row]
         sums[row][0] = seen[row]
     for row in range(count):
         scales[row] = quotient(rate, root(seen[row]) + epsilon)

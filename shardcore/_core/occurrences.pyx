@@ -7,6 +7,7 @@ different buckets may be sorted by different threads.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memset
 
 from types cimport index_t
 
@@ -15,8 +16,18 @@ include "pairs.pxi"
 cdef enum:
     DIGIT_BITS = 8
     MOST_DIGITS = 8     # 8 * 8 >= 63
+    DIRECT_BITS = 15    # of rows that are counted each by itself, where a bucket has enough pairs
+    ROWS_PER_PAIR = 8   # at most, for that
+    DIGIT_COUNTERS = MOST_DIGITS * (1 << DIGIT_BITS)
+    COUNTERS_IN_C = DIGIT_COUNTERS + (1 << DIRECT_BITS) + (1 << DIRECT_BITS) // 32
+    WORD_BITS = 64
 
-COUNTERS = MOST_DIGITS * (1 << DIGIT_BITS)      # what `sort_buckets` counts in
+# What `sort_buckets` counts in: the values of digits; each row; and a bit for each row.
+COUNTERS = COUNTERS_IN_C
+
+cdef extern from "scalars.h" nogil:
+    int sc_lowest_bit(uint64_t word)
+
 NARROW_WORDS = sizeof(narrow_t) // sizeof(uint64_t)
 WIDE_WORDS = sizeof(wide_t) // sizeof(uint64_t)
 
@@ -101,10 +112,15 @@ def sort_buckets(uint64_t[::1] pairs, uint64_t[::1] spare, const int64_t[::1] li
     and `counters` are scratch. O(n) per digit of 8 bits in which the rows of a bucket differ.
     """
     cdef Py_ssize_t bucket, found = limits[0]
+    cdef bint direct, cleared = False
     if pairs.shape[0] == 0:
         return 0
     with nogil:
         for bucket in range(limits.shape[0] - 1):
+            direct = counts_directly(limits[bucket + 1] - limits[bucket], shift)
+            if direct and not cleared:
+                clear_counters(&counters[DIGIT_COUNTERS], shift)
+                cleared = True
             if wide:
                 found += _sort(<wide_t*>&pairs[0], <wide_t*>&spare[0], limits[bucket],
                                limits[bucket + 1], shift, &counters[0], &unique__n[0] + found,
@@ -116,6 +132,18 @@ def sort_buckets(uint64_t[::1] pairs, uint64_t[::1] spare, const int64_t[::1] li
     return found - limits[0]
 
 
+cdef inline void clear_counters(uint32_t* counters, int shift) noexcept nogil:
+    """Zero what `count_rows` counts 2**shift rows in."""
+    memset(counters, 0, (<size_t>1 << shift) * sizeof(uint32_t))
+    memset(counters + (<Py_ssize_t>1 << DIRECT_BITS), 0,
+           (((<size_t>1 << shift) + WORD_BITS - 1) // WORD_BITS) * sizeof(uint64_t))
+
+
+cdef inline bint counts_directly(Py_ssize_t n, int shift) noexcept nogil:
+    """Return whether a bucket has enough pairs for its rows to be counted each by itself."""
+    return shift <= DIRECT_BITS and n > FEW and n * ROWS_PER_PAIR >= <Py_ssize_t>1 << shift
+
+
 cdef Py_ssize_t _sort(pair_t* all_pairs, pair_t* spare, Py_ssize_t first, Py_ssize_t last, int shift,
                       uint32_t* counters, int64_t* unique, int64_t* run_splits,
                       int32_t* sources) noexcept nogil:
@@ -125,6 +153,9 @@ cdef Py_ssize_t _sort(pair_t* all_pairs, pair_t* spare, Py_ssize_t first, Py_ssi
     cdef int digits = (shift + DIGIT_BITS - 1) // DIGIT_BITS, done = 0, digit, bits
     if n == 0:
         return 0
+    if counts_directly(n, shift):
+        return count_rows(pairs, n, first, shift, counters + DIGIT_COUNTERS, unique, run_splits,
+                          sources)
     if n <= FEW:
         insert(pairs, n)
     elif digits:
@@ -136,6 +167,45 @@ cdef Py_ssize_t _sort(pair_t* all_pairs, pair_t* spare, Py_ssize_t first, Py_ssi
             else:
                 done += place(spare, n, digit * bits, bits, counters + (digit << bits), pairs)
     return write_runs(spare if done % 2 else pairs, n, first, unique, run_splits, sources + first)
+
+
+cdef Py_ssize_t count_rows(const pair_t* pairs, Py_ssize_t n, Py_ssize_t first, int shift,
+                           uint32_t* counters, int64_t* unique, int64_t* run_splits,
+                           int32_t* sources) noexcept nogil:
+    """Sort a bucket in one pass by counting each of its rows, and write its runs; return how many.
+
+    `counters`, one for each of 2**shift rows, come zeroed and are left so, and so is the word for
+    every 64 of them that follows, whose bits say which rows there are.
+    """
+    cdef uint64_t* words = <uint64_t*>(counters + (<Py_ssize_t>1 << DIRECT_BITS))
+    cdef uint64_t mask = (<uint64_t>1 << shift) - 1, base = <uint64_t>pairs[0].key & ~mask
+    cdef uint64_t word, key
+    cdef Py_ssize_t i, at, found = 0, start = first
+    cdef uint32_t place
+    for i in range(n):
+        key = pairs[i].key & mask
+        words[key >> 6] |= <uint64_t>1 << (key & 63)
+        counters[key] += 1
+    for at in range(((<Py_ssize_t>1 << shift) + WORD_BITS - 1) // WORD_BITS):
+        word = words[at]
+        words[at] = 0
+        while word:
+            key = <uint64_t>at * WORD_BITS + <uint64_t>sc_lowest_bit(word)
+            word &= word - 1
+            unique[found] = <int64_t>(base | key)
+            run_splits[found] = start
+            found += 1
+            place = <uint32_t>start
+            start += counters[key]
+            counters[key] = place
+    for i in range(n):
+        key = pairs[i].key & mask
+        place = counters[key]
+        counters[key] = place + 1
+        sources[place] = <int32_t>pairs[i].source
+    for i in range(found):
+        counters[<uint64_t>unique[i] & mask] = 0
+    return found
 
 
 cdef Py_ssize_t write_runs(const pair_t* pairs, Py_ssize_t n, Py_ssize_t first, int64_t* unique,

@@ -76,7 +76,10 @@ cdef enum:
     LANES = 8           # partial sums of a dot product
     UPDATE_ROWS = 32    # rows handed to an optimizer's function at a time, see `update_room`
     SECTIONS = 4        # ranges of rows that an update goes through side by side, see `places_of`
-    RUN_AHEAD = 8       # occurrences of a row that are asked for with it
+    LONG_RUN = 64       # occurrences of one row from which on `sum_long_runs` has its gradient
+    TILE = 1 << 19      # bytes of gradients that stay in the cache while long runs are summed
+    TOGETHER = 512      # long runs whose sums stay there beside them
+    SKIPPED = 32        # runs that are passed at once where they are too short together to hold one
 
 ctypedef fused row_t:           # what a table can hold
     float32_t
@@ -324,7 +327,12 @@ cdef inline void sum_run(const value_t* gradients__gd, Py_ssize_t dim, const int
     cdef const value_t* gradient
     if hi - lo == 1 and gains__n == NULL:   # most rows, and a sum too: it makes 0 of -0
         gradient = gradients__gd + <Py_ssize_t>sources__n[lo] * dim
-        for c in range(dim):
+        at = 0
+        while at + WIDE <= dim:
+            for c in range(WIDE):
+                out[at + c] = 0 + gradient[at + c]
+            at += WIDE
+        for c in range(at, dim):
             out[c] = 0 + gradient[c]
         return
     stop = lo + RUN_BLOCK if hi - lo > RUN_BLOCK else hi
@@ -362,6 +370,131 @@ def accumulate(const value_t[:, ::1] gradients__gd, const int32_t[::1] sources__
         for u in range(rows):
             sum_run(gradients, dim, sources, run_splits[u], run_splits[u + 1],
                     run_splits[rows], gains, &block__d[0], &out__ud[u, 0])
+
+
+# --- sums of long runs -------------------------------------------------------------------------
+
+# The gradients of a batch outgrow the second-level cache, and every run of a hot row goes through
+# most of them. So all long runs are summed side by side, as far as their sources lie in one tile of
+# the gradients, then as far as the next: each sum goes on where it was, in the order of the contract.
+
+LONG_RUN_LENGTH = LONG_RUN
+RUNS_TOGETHER = TOGETHER
+
+
+def long_runs(const int64_t[::1] run_splits, int64_t[::1] long__h):
+    """Write which runs have LONG_RUN occurrences and more, ascending; return how many, O(u).
+
+    `long__h` has room for as many as ``n // LONG_RUN``.
+    """
+    cdef Py_ssize_t rows = run_splits.shape[0] - 1, u = 0, stop, found = 0
+    with nogil:
+        while u < rows:
+            stop = u + SKIPPED if rows - u > SKIPPED else rows
+            if run_splits[stop] - run_splits[u] >= LONG_RUN:
+                for u in range(u, stop):
+                    if run_splits[u + 1] - run_splits[u] >= LONG_RUN:
+                        long__h[found] = u
+                        found += 1
+            u = stop
+    return found
+
+
+def sum_long_runs(const value_t[:, ::1] gradients__gd, const int32_t[::1] sources__n,
+                  const value_t[::1] gains__n, const int64_t[::1] run_splits,
+                  const int64_t[::1] long__h, value_t[:, ::1] scratch__td, int64_t[::1] scratch__t,
+                  value_t[:, ::1] out__hd):
+    """Sum the runs `long__h` (h,), none of them empty, as `accumulate` does, a tile at a time.
+
+    `scratch__td` and `scratch__t` have room for t = min(h, TOGETHER) runs. O(n·d).
+    """
+    cdef Py_ssize_t count = long__h.shape[0], dim = out__hd.shape[1], first = 0, size
+    cdef const value_t* gains = NULL
+    if count == 0 or dim == 0:
+        return
+    if gains__n is not None and gains__n.shape[0]:
+        gains = &gains__n[0]
+    with nogil:
+        while first < count:
+            size = TOGETHER if count - first > TOGETHER else count - first
+            _sum_long_runs(&gradients__gd[0, 0], gradients__gd.shape[0], dim, &sources__n[0], gains,
+                           &run_splits[0], &long__h[first], size, &scratch__td[0, 0],
+                           &scratch__t[0], &out__hd[first, 0])
+            first += size
+
+
+cdef void _sum_long_runs(const value_t* gradients__gd, Py_ssize_t count, Py_ssize_t dim,
+                         const int32_t* sources__n, const value_t* gains__n,
+                         const int64_t* run_splits, const int64_t* long__t, Py_ssize_t runs,
+                         value_t* blocks__td, int64_t* places__t, value_t* out__td) noexcept nogil:
+    """Sum up to TOGETHER runs: whole blocks of each in `out__td`, the block begun in `blocks__td`."""
+    cdef Py_ssize_t length = TILE // <Py_ssize_t>(dim * sizeof(value_t)), tile = 0, tile_end
+    cdef Py_ssize_t t, c, lo, hi, at, begin, end, stop
+    cdef value_t* total
+    length = length if length > 0 else 1
+    for t in range(runs):
+        places__t[t] = run_splits[long__t[t]]
+    while tile < count:
+        tile_end = tile + length if count - tile > length else count
+        ask_for_row(gradients__gd + tile * dim, (tile_end - tile) * dim * sizeof(value_t))
+        for t in range(runs):
+            lo, hi, at = run_splits[long__t[t]], run_splits[long__t[t] + 1], places__t[t]
+            # What an order of its own leaves for a tile that has passed is added in the next one.
+            while at < hi and sources__n[at] < tile_end:
+                begin = at - (at - lo) % RUN_BLOCK
+                end = begin + RUN_BLOCK if hi - begin > RUN_BLOCK else hi
+                stop = at + 1
+                while stop < end and sources__n[stop] < tile_end:
+                    stop += 1
+                total = (out__td if begin == lo else blocks__td) + t * dim
+                add_run(gradients__gd, dim, sources__n, at, stop, gains__n, at == begin, total)
+                if stop == end and begin > lo:
+                    for c in range(dim):
+                        out__td[t * dim + c] += blocks__td[t * dim + c]
+                at = stop
+            places__t[t] = at
+        tile = tile_end
+
+
+cdef inline void add_run(const value_t* gradients__gd, Py_ssize_t dim, const int32_t* sources__n,
+                         Py_ssize_t lo, Py_ssize_t hi, const value_t* gains__n, bint fresh,
+                         value_t* total) noexcept nogil:
+    """Add occurrences [lo, hi) to a sum, which, `fresh`, begins with them."""
+    cdef Py_ssize_t column = 0, c
+    if fresh:
+        for c in range(dim):
+            total[c] = 0
+    while column + WIDE <= dim:
+        add_columns(gradients__gd, dim, sources__n, lo, hi, gains__n, column, WIDE, total)
+        column += WIDE
+    while column + NARROW <= dim:
+        add_columns(gradients__gd, dim, sources__n, lo, hi, gains__n, column, NARROW, total)
+        column += NARROW
+    if column < dim:
+        add_columns(gradients__gd, dim, sources__n, lo, hi, gains__n, column, dim - column,
+                    total)
+
+
+cdef inline void add_columns(const value_t* gradients__gd, Py_ssize_t dim, const int32_t* sources__n,
+                             Py_ssize_t lo, Py_ssize_t hi, const value_t* gains__n,
+                             Py_ssize_t column, Py_ssize_t width, value_t* total) noexcept nogil:
+    cdef value_t sums[WIDE]
+    cdef value_t gain
+    cdef Py_ssize_t i, c
+    cdef const value_t* gradient
+    for c in range(width):
+        sums[c] = total[column + c]
+    for i in range(lo, hi):
+        gradient = gradients__gd + <Py_ssize_t>sources__n[i] * dim + column
+        if gains__n == NULL:
+            for c in range(width):
+                sums[c] += gradient[c]
+        else:
+            gain = gains__n[i]
+            for c in range(width):
+                sums[c] += gain * gradient[c]
+    for c in range(width):
+        total[column + c] = sums[c]
 
 
 # --- gather and gradients of weights -----------------------------------------------------------
@@ -553,6 +686,9 @@ cdef struct Target:             # what one call of `update` works on, in plain m
     bint by_occurrence          # one call per occurrence of a row, instead of one for their sum
     bint stochastic              # how short rows are rounded back
     uint64_t key                # of the random bits of this table and step
+    const int64_t* long_places  # which runs are summed already, ascending
+    const void* long_sums       # their sums, or NULL
+    Py_ssize_t long_count
 
 
 def update_room(Py_ssize_t dim, Py_ssize_t slots, Py_ssize_t converted):
@@ -569,7 +705,8 @@ def update(uint8_t[:, ::1] table__rd, int kind, const int64_t[::1] unique__u, co
            const int64_t[::1] slot_addresses, const int64_t[::1] slot_bytes,
            const int64_t[::1] slot_kinds, uint64_t function, uint64_t context,
            const double[::1] hyper, int64_t step, bint by_occurrence, bint stochastic, uint64_t seed,
-           value_t[::1] scratch, int64_t[::1] pointers):
+           value_t[::1] scratch, int64_t[::1] pointers, const int64_t[::1] long__h=None,
+           const value_t[:, ::1] sums__hd=None):
     """Sum the gradients of each unique row and hand them, a block of rows at a time, to the optimizer.
 
     Rows `unique__u` (u,) of `table__rd` are distinct and ascending; run u of `sources__n` and
@@ -580,7 +717,8 @@ def update(uint8_t[:, ::1] table__rd, int kind, const int64_t[::1] unique__u, co
     pointers into the table and the slots. Rows and slots of other types than the working one, by
     `kind` and `slot_kinds`, are converted for it and back, once per block: to the nearest, or, rows
     `stochastic`, with the upper 32 bits of (seed, row id, column) of `_core.random`. `scratch` and
-    `pointers` hold as many as `update_room` says. O(n·d).
+    `pointers` hold as many as `update_room` says. `sums__hd` (h, d) are the summed gradients of the
+    runs `long__h` (h,), all those of LONG_RUN occurrences and more; or both are None. O(n·d).
     """
     cdef Target target
     cdef const value_t* gains = NULL
@@ -606,8 +744,12 @@ def update(uint8_t[:, ::1] table__rd, int kind, const int64_t[::1] unique__u, co
     target.by_occurrence = by_occurrence
     target.stochastic = stochastic
     target.key = mix(seed + INCREMENT)
+    target.long_places, target.long_sums, target.long_count = NULL, NULL, 0
     if rows == 0 or target.dim == 0:
         return
+    if long__h is not None and sums__hd is not None and long__h.shape[0]:
+        target.long_places, target.long_sums = &long__h[0], &sums__hd[0, 0]
+        target.long_count = long__h.shape[0]
     if gains__n is not None and gains__n.shape[0]:
         gains = &gains__n[0]
     if sources__n.shape[0] and gradients__gd.shape[0]:
@@ -725,15 +867,45 @@ cdef inline Py_ssize_t places_of(Py_ssize_t number, Py_ssize_t rows, Py_ssize_t*
     return count
 
 
+cdef inline Py_ssize_t long_at(const Target* target, Py_ssize_t place) noexcept nogil:
+    """Return which of the long runs lies at a place that has one."""
+    cdef Py_ssize_t first = 0, last = target.long_count, middle
+    while last - first > 1:
+        middle = (first + last) // 2
+        if target.long_places[middle] <= place:
+            first = middle
+        else:
+            last = middle
+    return first
+
+
+cdef inline void ask_for_place(row_t* table, const int64_t* unique__u, const int64_t* run_splits,
+                               const int32_t* sources__n, const value_t* gradients__gd,
+                               const Target* target, Py_ssize_t place) noexcept nogil:
+    """Ask for what the update of a row needs: itself, its slots, and its gradients."""
+    cdef Py_ssize_t dim = target.dim, lo = run_splits[place], hi = run_splits[place + 1], k, i
+    ask_for_update(table + unique__u[place] * dim, dim * sizeof(row_t))
+    for k in range(target.slots):
+        ask_for_update(target.slot_bases[k] + unique__u[place] * target.slot_bytes[k],
+                       target.slot_bytes[k])
+    if hi - lo >= LONG_RUN:
+        hi = lo if target.long_sums != NULL else lo + AHEAD
+    for i in range(lo, hi):
+        ask_for_row(gradients__gd + <Py_ssize_t>sources__n[i] * dim, dim * sizeof(value_t))
+
+
 cdef void _update(row_t* table, const int64_t* unique__u, const int64_t* row_ids__u,
                   const int64_t* run_splits, Py_ssize_t rows, const int32_t* sources__n,
                   const value_t* gains__n, const value_t* gradients__gd, Target* target,
                   value_t* scratch, void** pointers) noexcept nogil:
     cdef Py_ssize_t dim = target.dim, slots = target.slots
-    cdef Py_ssize_t number = 0, count, coming, place, u, k, c, i, turn, filled, at
+    cdef Py_ssize_t number = 0, count, coming, place, u, k, c, lo, hi, turn, filled, at
     cdef Py_ssize_t two_blocks[2 * UPDATE_ROWS]
     cdef Py_ssize_t* places = two_blocks
     cdef Py_ssize_t* next_places = two_blocks + UPDATE_ROWS
+    # What the next block needs is asked for between the sums of this one, where all of these take as
+    # long: but sums of several rows each are foretold wrongly, and hold up what is asked for.
+    cdef bint by_turns = run_splits[rows] - run_splits[0] <= rows + rows // 4
     cdef int64_t block_rows[UPDATE_ROWS]
     cdef int64_t block_ids[UPDATE_ROWS]
     cdef int64_t turn_ids[UPDATE_ROWS]
@@ -756,24 +928,25 @@ cdef void _update(row_t* table, const int64_t* unique__u, const int64_t* row_ids
                 prefetch_read(unique__u + next_places[u] + LINE)
                 prefetch_read(run_splits + next_places[u] + LINE)
                 prefetch_read(sources__n + run_splits[next_places[u]] + LINE)
+        if not by_turns:
+            for u in range(coming):
+                ask_for_place(table, unique__u, run_splits, sources__n, gradients__gd, target,
+                              next_places[u])
         for u in range(count):
-            if u < coming:      # ask for what the next block needs
-                place = next_places[u]
-                ask_for_update(table + unique__u[place] * dim, dim * sizeof(row_t))
-                for k in range(slots):
-                    ask_for_update(target.slot_bases[k] + unique__u[place] * target.slot_bytes[k],
-                                   target.slot_bytes[k])
-                for i in range(run_splits[place], run_splits[place + 1]):
-                    ask_for_row(gradients__gd + <Py_ssize_t>sources__n[i] * dim,
-                                dim * sizeof(value_t))
-                    if i - run_splits[place] == RUN_AHEAD:
-                        break
+            if by_turns and u < coming:
+                ask_for_place(table, unique__u, run_splits, sources__n, gradients__gd, target,
+                              next_places[u])
             place = places[u]
             block_rows[u] = unique__u[place]
             block_ids[u] = row_ids__u[place]
-            if not target.by_occurrence:
-                sum_run(gradients__gd, dim, sources__n, run_splits[place], run_splits[place + 1],
-                        run_splits[place + 1], gains__n, block__d, gradients__ud + u * dim)
+            lo, hi = run_splits[place], run_splits[place + 1]
+            if hi - lo >= LONG_RUN and target.long_sums != NULL:
+                memcpy(gradients__ud + u * dim,
+                       <const value_t*>target.long_sums + long_at(target, place) * dim,
+                       dim * sizeof(value_t))
+            elif not target.by_occurrence:
+                sum_run(gradients__gd, dim, sources__n, lo, hi, hi, gains__n, block__d,
+                        gradients__ud + u * dim)
             row = table + block_rows[u] * dim
             if row_t is half_t or row_t is bfloat_t:
                 widen(row, dim, widened__ud + u * dim)

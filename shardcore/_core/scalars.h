@@ -165,6 +165,18 @@ static inline uint64_t sc_high_product(uint64_t a, uint64_t b) {
 #endif
 }
 
+/* The place of the lowest bit that is set; the word is not 0. */
+static inline int sc_lowest_bit(uint64_t word) {
+#if defined(__GNUC__) || defined(__clang__)
+    return __builtin_ctzll(word);
+#else
+    int place = 0;
+    while (!(word >> place & 1))
+        place++;
+    return place;
+#endif
+}
+
 /* Into the second-level cache: the first level has too few miss buffers to run far ahead. */
 #if defined(__GNUC__) || defined(__clang__)
 #define SC_PREFETCH_READ(address) __builtin_prefetch((address), 0, 2)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from shardcore.dtypes import KIND_OF, kind_of, row_bytes, working_dtype
 from shardcore.errors import ShardcoreValueError
+from shardcore.memory import pool
 from shardcore.optimizer.compiled import UpdateFunction
 from shardcore.store import threads
 from shardcore.store.instruction_set import best_module
@@ -32,6 +33,12 @@ Commit = Callable[[], None]
 _kernel = best_module("shardcore._core.rows")
 
 _PURE_BLOCK_BYTES: Final = 1 << 20
+
+_GRADIENT_BYTES: Final = 1 << 20
+"""Of a batch: with fewer, the second-level cache holds them all while long runs are summed."""
+
+_TIMES_READ: Final = 2
+"""How often the occurrences of long runs read a gradient, at least, for them to be summed first."""
 
 
 def accumulate(occurrences: Occurrences, gradients: NDArray[Any]) -> NDArray[Any]:
@@ -220,6 +227,7 @@ def _compiled_update(
     converted = sum(slot.dtype != value for slot in arrays)
     values, pointers = _kernel.update_room(rows.shape[1], len(arrays), converted)
     scratch = [(np.empty(values, value), np.empty(pointers, np.int64)) for _ in pieces]
+    long_runs = _summed_first(update, pieces)
     address, hyper = function.address_for(value), np.array(update.hyper, np.float64)
     stochastic = rounds_stochastically(update.optimizer, rows.dtype)
     seed = step_seed(update.seed, update.step) if stochastic else 0
@@ -247,9 +255,47 @@ def _compiled_update(
             stochastic,
             seed,
             *scratch[number],
+            *long_runs[number],
         )
 
     return lambda: threads.run(len(pieces), run)
+
+
+def _summed_first(
+    update: RowUpdate, pieces: list[tuple[int, int]]
+) -> list[tuple[NDArray[np.int64] | None, NDArray[Any] | None]]:
+    """Return, per piece, its long runs and their sums; nothing where that saves no reading."""
+    runs, sources, gradients = update.occurrences, update.occurrences.sources, update.gradients
+    nothing: list[tuple[Any, Any]] = [(None, None)] * len(pieces)
+    occurrences = int(runs.run_splits[-1] - runs.run_splits[0])
+    least = _TIMES_READ * len(gradients)
+    if not update.optimizer.accumulate or gradients.nbytes < _GRADIENT_BYTES or occurrences < least:
+        return nothing
+    places = np.empty(occurrences // _kernel.LONG_RUN_LENGTH, np.int64)
+    places = places[: _kernel.long_runs(runs.run_splits, places)]
+    splits = np.zeros(places.size + 1, np.int64)
+    np.cumsum(runs.run_splits[places + 1] - runs.run_splits[places], out=splits[1:])
+    if int(splits[-1]) < least:
+        return nothing
+    dim, value = gradients.shape[1], gradients.dtype
+    sums = pool.empty((places.size, dim), value)
+    shares = threads.ranges(splits, dim)
+    together = min(places.size, _kernel.RUNS_TOGETHER)
+    scratch = [(np.empty((together, dim), value), np.empty(together, np.int64)) for _ in shares]
+
+    def add(number: int) -> None:
+        own = slice(*shares[number])
+        _kernel.sum_long_runs[TYPE_NAMES[value]](
+            *(gradients, sources, runs.gains, runs.run_splits, places[own]),
+            *(*scratch[number], sums[own]),
+        )
+
+    threads.run(len(shares), add)
+    borders = np.searchsorted(places, [(first, last) for first, last in pieces]).tolist()
+    return [
+        (places[low:high] - first, sums[low:high])
+        for (low, high), (first, _) in zip(borders, pieces, strict=True)
+    ]
 
 
 def _pure_update(

@@ -12,6 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shardcore import reference
+from shardcore._core import occurrences as _kernel
 from shardcore.errors import ShardcoreValueError
 from shardcore.store.occurrences import sort_occurrences
 
@@ -64,6 +65,34 @@ def test_keys_of_32_bits_end_where_rows_need_33(
 ) -> None:
     rows = np.array([num_rows - 1, 0, 1, num_rows - 1, num_rows - 2], np.int64)
     check(rows, np.arange(5.0), num_rows, frozen)
+
+
+@pytest.mark.parametrize("bits", [1, 6, 7, 14, 15])
+@pytest.mark.parametrize("pairs", [25, 26, 4096])
+def test_buckets_whose_rows_are_counted(
+    pairs: int, bits: int, num_threads: Callable[[int], None]
+) -> None:
+    """Against NumPy's stable sort: one bucket after the other, with other rows in each."""
+    num_threads(1)
+    rng = np.random.default_rng(bits)
+    buckets = 4
+    rows = (
+        rng.integers(0, 2**bits, (buckets, pairs)) | np.arange(buckets)[:, None] << bits
+    ).ravel()
+    counters = np.full(_kernel.COUNTERS, 77, np.uint32)  # scratch comes as it is
+    words = np.empty(rows.size * _kernel.NARROW_WORDS, np.uint64)
+    limits = np.arange(buckets + 1) * pairs
+    sources = rng.permutation(rows.size).astype(np.int32)
+    _kernel.deal["int64_t"](rows, sources, bits, limits[:-1].copy(), words, False)
+    unique, splits = np.full(rows.size, -1), np.full(rows.size, -1)
+    ordered = np.empty(rows.size, np.int32)
+    found = _kernel.sort_buckets(
+        words, np.empty_like(words), limits, bits, counters, False, unique, splits, ordered
+    )
+    distinct, starts = np.unique(np.sort(rows), return_index=True)
+    np.testing.assert_array_equal(unique[:found], distinct)
+    np.testing.assert_array_equal(splits[:found], starts)
+    np.testing.assert_array_equal(ordered, sources[np.argsort(rows, kind="stable")])
 
 
 def test_strided_rows(frozen: Callable[[Any], Any]) -> None:

@@ -26,7 +26,7 @@ from shardcore.store.occurrences import Occurrences, every_row, sort_occurrences
 from shardcore.store.row_update import RowUpdate
 from shardcore.store.table import StoreTable
 from shardcore.store.threads import get_num_threads, set_num_threads
-from shardcore.store.update import accumulate, update_rows
+from shardcore.store.update import _summed_first, accumulate, update_rows
 
 pytestmark = pytest.mark.usefixtures("instruction_set")
 
@@ -179,6 +179,105 @@ def test_long_runs_are_summed_in_blocks(n: int, weighted: bool, assert_same: Sam
     np.testing.assert_allclose(ours[1], in_one_go, rtol=1e-3, atol=1e-3)
     # One block, or a second one of one term, is the sum in one go; beyond, the last bits differ.
     assert np.array_equal(ours[1], in_one_go) == (n <= 4097)
+
+
+def runs_of_lengths(
+    rng: np.random.Generator, lengths: Any, bags: int, ascending: bool, gains: bool
+) -> Occurrences:
+    """Return occurrences of rows 0, 2, 4, … with so many each, of any bags."""
+    splits = np.concatenate(([0], np.cumsum(lengths)))
+    sources = rng.integers(0, bags, splits[-1]).astype(np.int32)
+    if ascending:  # within each run, as those of a table's features are
+        sources = sources[np.lexsort((sources, np.repeat(np.arange(len(lengths)), lengths)))]
+    factors = rng.uniform(-1, 1, splits[-1]).astype(np.float32) if gains else None
+    return Occurrences(2 * np.arange(len(lengths), dtype=np.int64), splits, sources, factors)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("gains", [False, True])
+@pytest.mark.parametrize("ascending", [True, False])
+@pytest.mark.parametrize("dim", [64, 85])
+def test_runs_that_are_summed_first_equal_those_of_their_own(
+    dim: int,
+    ascending: bool,
+    gains: bool,
+    threads: int,
+    assert_same: Same,
+    num_threads: Callable[[int], None],
+) -> None:
+    """More long runs than are summed together, blocks that end in a tile, short runs between."""
+    num_threads(threads)
+    rng = np.random.default_rng(dim)
+    lengths = rng.integers(1, 130, 1500)  # some 700 of 64 and more: the last is a short one
+    lengths[[3, 20, 700, 1200]] = 4096, 4097, 12_500, 63
+    lengths[[500, 501, 1498, 1499]] = 64, 65, 64, 1
+    batch = runs_of_lengths(rng, lengths, 5000, ascending, gains)
+    gradients = rng.standard_normal((5000, dim)).astype(np.float32)
+    optimizer = SGD(1.0)
+    update = RowUpdate(batch, batch.rows, gradients, optimizer, optimizer.hyper(), 1)
+    firsts = _summed_first(update, [(0, 400), (400, 1500)])
+    assert [long.size for long, _ in firsts if long is not None] == [
+        np.count_nonzero(part >= 64) for part in (lengths[:400], lengths[400:])
+    ]
+    rows = np.zeros((3000, dim), np.float32)
+    update_rows(rows, {}, update)
+    assert_same(rows[::2], 0 - accumulate(batch, gradients))
+    assert not rows[1::2].any()
+
+
+@pytest.mark.parametrize("count", [31, 32, 33, 64, 65])
+def test_long_runs_are_found_wherever_they_lie(count: int) -> None:
+    """Runs are passed 32 at a time: a long one may be the first of these, or the last."""
+    kernel = best_module("shardcore._core.rows")
+    for at in range(count):
+        for length, found in ((63, []), (64, [at])):
+            lengths = np.zeros(count, np.int64)
+            lengths[at] = length
+            splits = np.concatenate(([7], 7 + np.cumsum(lengths)))
+            places = np.full(2, -1)
+            assert kernel.long_runs(splits, places) == len(found)
+            assert places[: len(found)].tolist() == found
+
+
+def test_runs_are_summed_first_where_that_saves_reading() -> None:
+    rng = np.random.default_rng(1)
+    optimizers = SGD(1.0), SGD(1.0, use_gradient_accumulation=False)
+    # Of 40,000 occurrences: gradients of less than a MiB; read once; runs too short; one by one.
+    for bags, run, optimizer, first in (
+        (5000, 100, optimizers[0], True),
+        (4000, 100, optimizers[0], False),
+        (21_000, 100, optimizers[0], False),
+        (5000, 50, optimizers[0], False),
+        (5000, 100, optimizers[1], False),
+    ):
+        batch = runs_of_lengths(rng, [run] * (40_000 // run), bags, True, False)
+        gradients = np.ones((bags, 64), np.float32)
+        rest = (gradients, optimizer, optimizer.hyper(), 1)
+        ((long, sums),) = _summed_first(RowUpdate(batch, batch.rows, *rest), [(0, batch.rows.size)])
+        assert (long is not None) == (sums is not None) == first
+
+
+@pytest.mark.parametrize("dim", [1, 7, 8, 63, 64, 65, 72, 128, 200])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_row_wise_squares_are_added_as_its_pure_form_adds_them(
+    dtype: str, dim: int, assert_same: Same
+) -> None:
+    """Of many rows, in blocks of 32 and a rest, of columns in chunks of 64 and a rest."""
+    rng = np.random.default_rng(dim)
+    optimizer = RowwiseAdagrad(0.2)
+    batch = sort_occurrences(np.arange(75), np.arange(75, dtype=np.int32), None, 75)
+    gradients = rng.standard_normal((75, dim)).astype(dtype) * 10.0 ** rng.integers(-3, 3, (75, 1))
+    gradients = gradients.astype(dtype)
+    ours, theirs = (
+        (np.ones((75, dim), dtype), new_slots(optimizer, 75, dim, as_dtype(dtype)))
+        for _ in range(2)
+    )
+    for step in (1, 2):
+        update = RowUpdate(batch, batch.rows, gradients, optimizer, optimizer.hyper(), step)
+        update_rows(*ours, update)
+        reference.update_rows(*theirs, update)
+    assert_same(ours[0], theirs[0])
+    assert_same(ours[1]["accumulators"], theirs[1]["accumulators"])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
