@@ -67,6 +67,7 @@ cdef extern from "columns.h" nogil:
 cdef extern from "scalars.h" nogil:
     void prefetch_read "SC_PREFETCH_READ"(const void* address)
     void prefetch_write "SC_PREFETCH_WRITE"(const void* address)
+    void forget_sources "SC_FORGET_SOURCES"()
 
 cdef enum:
     ROUNDED = 64        # columns that are rounded by chance at a time
@@ -892,6 +893,7 @@ cdef inline void ask_for_place(row_t* table, const int64_t* unique__u, const int
         hi = lo if target.long_sums != NULL else lo + AHEAD
     for i in range(lo, hi):
         ask_for_row(gradients__gd + <Py_ssize_t>sources__n[i] * dim, dim * sizeof(value_t))
+    forget_sources()    # a function that only asks has no effect to the compiler, which drops it
 
 
 cdef void _update(row_t* table, const int64_t* unique__u, const int64_t* row_ids__u,
