@@ -5,8 +5,8 @@ no reordered sum, so every one of those modules computes the same bits.
 
 Axes: n occurrences, b bags, r rows of the table, u unique rows, d columns (dim).
 
-Sums over rows run 64 columns at a time in a local array that the compiler keeps in registers, then
-16 at a time, then the rest. Rows are asked for `AHEAD` occurrences before they are used.
+Sums over rows are those of ``columns.h``, which keeps their totals in vector registers. Rows are
+asked for `AHEAD` occurrences before they are used.
 
 A table comes as its bytes, (r, row bytes), with its `kind`: the fused types of Cython cannot choose
 between views of two one-field structs, so each `def` makes that choice once, by hand.
@@ -70,6 +70,8 @@ cdef extern from "scalars.h" nogil:
     void forget_sources "SC_FORGET_SOURCES"()
 
 cdef enum:
+    WIDE = 64           # columns of a sum that goes on that are added at a time
+    NARROW = 16
     ROUNDED = 64        # columns that are rounded by chance at a time
     AHEAD = 64          # occurrences between asking for a row and using it
     LINE = 64           # bytes in a cache line
