@@ -57,6 +57,7 @@ from shardcore_pjrt.programs.compiled import Programs
 from shardcore_pjrt.programs.lookup_program import lookup_program
 from shardcore_pjrt.programs.refusals import Refusals
 from shardcore_pjrt.programs.sort_program import sort_program, sorted_shape
+from shardcore_pjrt.programs.split_features import per_feature
 from shardcore_pjrt.programs.update_program import update_program
 from shardcore_pjrt.routing.capacity import Rooms
 from shardcore_pjrt.routing.lookup_route import LookupRoute, route_lookup
@@ -327,8 +328,9 @@ class PjrtBackend(Backend):
         with self._lock:
             self._processes.agree("lookup", batch_parts(batches))
             for group, (program, looked_up) in zip(groups, prepared, strict=True):
-                devices = group.stack.geometry.devices
-                activations = iter(program(group.stack.rows, looked_up.lists))
+                stack, bags_of = group.stack, looked_up.route.shape.bags
+                devices, padded = stack.geometry.devices, program(stack.rows, looked_up.lists)
+                activations = iter(per_feature(stack.mesh, self._programs, padded, bags_of))
                 for batch in group.batches:
                     found[id(batch)] = [
                         trimmed(

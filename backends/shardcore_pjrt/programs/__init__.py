@@ -4,6 +4,7 @@
 
     compiled           the programs of this process, one per signature
     lookup_program     a table's lookup
+    split_features     the activations of many features, one array each
     update_program     a table's update
     sent_lists         lists of an update by "all_to_all", from those of its lookup
     summed_gradients   gradients of bags to gradients of rows

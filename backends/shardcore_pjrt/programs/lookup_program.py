@@ -42,6 +42,7 @@ from shardcore_pjrt.mesh.placed_arrays import (
 from shardcore_pjrt.programs.blocks import cut, in_blocks, moved_by_value
 from shardcore_pjrt.programs.quantized import quantized
 from shardcore_pjrt.programs.scaled_to_norm import scaled_to_norm
+from shardcore_pjrt.programs.split_features import AT_ONCE
 from shardcore_pjrt.routing.lookup_route import LookupShape
 from shardcore_pjrt.routing.strategy import block_rows
 
@@ -124,7 +125,7 @@ def lookup_program(
     callable
         ``(rows, arrays) -> activations``: the table, of its `stored_dtype`, and the arrays of
         `LookupRoute`; per feature a float32 array of shape (devices * bags, dim), bags
-        cut over the mesh.
+        cut over the mesh. Of more than `AT_ONCE` features one array, for `per_feature`.
     """
     body = _BODIES[shape.exchange]
     platform = mesh.devices.flat[0].platform
@@ -135,12 +136,15 @@ def lookup_program(
     def lookup(rows: jax.Array, arrays: Arrays) -> tuple[jax.Array, ...]:
         mine = {name: array[0] for name, array in arrays.items()}
         activations = body(rows, mine, work)
+        if len(shape.bags) > AT_ONCE:
+            return (activations,)
         return tuple(
             activations[end - size : end] for end, size in zip(ends, shape.bags, strict=True)
         )
 
     route = _route_arrays(mesh, geometry, shape)
-    activations = tuple(Spec(AXIS, None) for _ in shape.bags)
+    arrays_out = 1 if len(shape.bags) > AT_ONCE else len(shape.bags)
+    activations = (Spec(AXIS, None),) * arrays_out
     per_device = jax.shard_map(
         lookup,
         mesh=mesh,
