@@ -196,6 +196,8 @@ class TableTests(BackendFixtures):
         twins.create(make_spec("t", 6, 3, optimizer=Probe()))
         with pytest.raises(ShardcoreError, match="has a table 't' already"):
             twins.backend.create_table(make_spec("t", 9, 2))
+        with pytest.raises(ShardcoreError, match="has a table 'u' already"):
+            twins.backend.create_tables([make_spec("u", 9, 2), make_spec("u", 9, 2)])
         twins.check_storage()
         twins.check_reads()
 
