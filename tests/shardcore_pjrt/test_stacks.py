@@ -364,14 +364,15 @@ def test_a_host_without_room_is_told_which_table_is_large(platform, monkeypatch)
     assert backend.specs == {}
 
 
-def test_initial_values_are_those_of_each_table_in_any_pieces(platform, monkeypatch):
+@pytest.mark.parametrize("lanes", [1, 128])
+def test_initial_values_are_those_of_each_table_in_any_pieces(platform, monkeypatch, lanes):
     specs = [
         spec_of(f"t{rows}", num_rows=rows, seed=rows, layout=("div", "mod")[rows % 2])
         for rows in (40, 3, 77, 18)
     ]
     for piece in (1 << 23, 700):
         monkeypatch.setattr("shardcore_pjrt.device_table.PIECE_BYTES", piece)
-        backend = PjrtBackend(platform, 3, 128)
+        backend = PjrtBackend(platform, 3, lanes)
         backend.create_tables(specs)
         for spec in specs:
             wanted = spec.initializer(np.arange(spec.num_rows), (4,), spec.dtype, spec.seed)
