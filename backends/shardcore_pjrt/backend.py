@@ -460,7 +460,7 @@ class PjrtBackend(Backend):
             ]
             # An optimizer that fails does so while it is traced: before any table has changed.
             for stack, program, arguments in ready:
-                self._programs.trace(program, (stack.rows, stack.slots, *arguments))
+                program.trace((stack.rows, stack.slots, *arguments))
             for stack, program, arguments in ready:  # each gives up the arrays before
                 stack.replace(*program(stack.rows, stack.slots, *arguments))
         for one in joined:

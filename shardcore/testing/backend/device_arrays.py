@@ -94,6 +94,7 @@ class DeviceArrayTests(BackendFixtures):
         for refused, step in ((bad, 3), (worse, 5)):
             twins.backend.apply(refused)
             reports.append(twins.backend.check_updates(wait=False))
+            twins.check_storage()
             twins.apply_pairs(batch(step))
             reports.append(twins.backend.check_updates(wait=False))
         reports.append(twins.backend.check_updates(wait=True))
@@ -105,10 +106,10 @@ class DeviceArrayTests(BackendFixtures):
         assert (report.feature, report.bag, report.column) == (1, 4, 2)
         np.testing.assert_equal(report.value, value)
         assert report.step == 2, "the report must name the step of the update"
+        assert twins.backend.check_updates(wait=True) is None, "a report comes once"
         assert sum(one.updates for one in told) == 2, (
             "updates must count each apply that did nothing, and no other"
         )
-        assert twins.backend.check_updates(wait=True) is None, "a report comes once"
         twins.check_storage()
         twins.check_reads()
         twins.apply_pairs(batch(6))
