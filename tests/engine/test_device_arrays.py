@@ -560,3 +560,17 @@ def test_the_base_class_reads_tests_and_reports(pipeline):
         assert e.step == 1
         train(e, ones())
         assert e.step == 2
+
+
+@both
+def test_the_base_class_lets_what_follows_stand(pipeline):
+    with make_engine(OfBaseClass(), pipeline) as e, make_engine(ModelBackend()) as on_host:
+        backend = e._backend
+        backend.check_updates = lambda wait: None  # nobody asks yet
+        train(e, ones(**BAD))
+        train(e, ones())
+        train(on_host, ones(kind=np.asarray))
+        assert rows_of(e) == rows_of(on_host)
+        del backend.check_updates
+        refused(e.metrics)
+        assert e.step == 1
