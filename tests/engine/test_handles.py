@@ -565,9 +565,11 @@ def test_a_refused_update_drops_handles(pipeline: bool) -> None:
         if pipeline:  # the lookup fails in the background
             with pytest.raises(ShardcoreRuntimeError) as info:
                 e.lookup([[1]]).activations  # noqa: B018 - raises
-            assert str(info.value).endswith(f"dropped: UpdateRefusedError: pairs[1]: {bad}")
+            assert str(info.value).endswith(
+                f"dropped: UpdateRefusedError: step 1 was refused: pairs[1]: {bad}"
+            )
         else:
-            raises(e.metrics, f"pairs[1]: {bad}", UpdateRefusedError)
+            raises(e.metrics, f"step 1 was refused: pairs[1]: {bad}", UpdateRefusedError)
         assert (e.step, e.in_flight, rows_of(e)) == (0, 0, START)
         why = "when an earlier call failed" if pipeline else "when an update was refused"
         for name, use in USES.items():
@@ -583,7 +585,8 @@ def test_gradients_on_a_device_are_tested_whichever_lookup_they_are_of(at: int) 
         pairs: list[Any] = [(e.lookup([[row]]), ONE) for row in (1, 2)]
         pairs[at] = (pairs[at][0], OnDevice([[np.inf]]))
         e.apply(pairs)
-        bad = f"pairs[{at}]: gradients must be finite in float32: gradients[0, 0] = inf"
+        value = "gradients must be finite in float32: gradients[0, 0] = inf"
+        bad = f"step 1 was refused: pairs[{at}]: {value}"
         raises(e.metrics, bad, UpdateRefusedError)
         assert (e.step, rows_of(e)) == (0, START)
 

@@ -243,7 +243,7 @@ def test_lookups_in_flight_and_several_in_a_step(platform, devices, pipeline):
         there = jax.device_put(bad, jax.devices(platform)[0])
         one, two = (on_devices.lookup(*given) for given in reversed(inputs))
         on_devices.apply([(one, gradients[1]), (two, there)])
-        told = r"pairs\[1\]: gradients\['dense'\] must be finite"
+        told = r"step 3 was refused: pairs\[1\]: gradients\['dense'\] must be finite"
         with pytest.raises(sc.ShardcoreError, match=told):
             on_devices.metrics()
         assert (on_devices.step, on_devices.in_flight) == (2, 0)
