@@ -178,8 +178,8 @@ REFUSED = {
     "unchanged": [0.0, 0.0, 1.0],
     "backwards": [-1.0, -5.0, -8.0, -10.0, -13.0, -16.0, -19.0, -22.0],
     "its own": [-2.0, -10.0, -17.0, -23.0, -30.0, -37.0, -44.0, -51.0],
-    "not finite": "UpdateRefusedError: step 4 was refused: gradients['a'] must be finite in float32: "
-    "gradients['a'][1, 2] = nan",
+    "not finite": "UpdateRefusedError: step 4 was refused: "
+    "gradients['a'] must be finite in float32: gradients['a'][1, 2] = nan",
     "afterwards": [0.0, -8.0, -15.0],
     "another thread": ONE_THREAD.format("reader"),
     "pipeline": "ShardcoreRuntimeError: enqueue failed in the background, and what was called "
