@@ -30,7 +30,7 @@ from shardcore.backend import (
     TableSpec,
     TableUpdate,
 )
-from shardcore.errors import ShardcoreValueError
+from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
 from shardcore.sharding import Layout
 from shardcore.store import changed_here, rounds_stochastically, step_seed
 from shardcore_pjrt.capabilities import CAPABILITIES
@@ -139,6 +139,9 @@ class PjrtBackend(Backend):
         narrower, and 1, for no packing, elsewhere.
     exchange : {"gather", "all_to_all"}, optional
         How rows of row-wise tables reach the devices that asked. None: as `choose_exchange` says.
+    rules : str, optional
+        The platform whose rules choose lanes, exchanges and layouts where nothing is said. None:
+        `platform`. ``rules="tpu"`` on CPU devices runs the programs that a TPU would.
 
     Attributes
     ----------
@@ -167,11 +170,15 @@ class PjrtBackend(Backend):
         devices: Any = None,
         lanes: int | None = None,
         exchange: Exchange | None = None,
+        rules: str | None = None,
     ) -> None:
         super().__init__()
         used = devices_of(platform, devices)
+        if rules is not None and not isinstance(rules, str):
+            raise ShardcoreTypeError(f"rules must be None or a platform, got {rules!r}")
+        self._rules = platform if rules is None else rules
         if lanes is None:
-            lanes = _TPU_LANES if platform == "tpu" else 1
+            lanes = _TPU_LANES if self._rules == "tpu" else 1
         if isinstance(lanes, bool) or not isinstance(lanes, int) or lanes not in (1, _TPU_LANES):
             raise ShardcoreValueError(f"lanes must be 1 or {_TPU_LANES}, got {lanes!r}")
         if exchange not in (None, "gather", "all_to_all"):
@@ -221,7 +228,7 @@ class PjrtBackend(Backend):
 
     def default_layout(self, spec: TableSpec) -> Literal["div", "mod"]:
         """Return the layout of a table whose user gave none: see `strategy.default_layout`."""
-        return default_layout(self.num_hosts, spec.placement, self.platform, self._exchange)
+        return default_layout(self.num_hosts, spec.placement, self._rules, self._exchange)
 
     def layout(self, table: str) -> Layout:
         """Return which device, as a shard, holds which row.
@@ -258,7 +265,7 @@ class PjrtBackend(Backend):
             If the host has no room.
         """
         with self._lock:
-            options = repr((self.platform, self._lanes, self._exchange))
+            options = repr((self.platform, self._lanes, self._exchange, self._rules))
             parts = itertools.chain.from_iterable(table_parts(spec) for spec in specs)
             self._processes.agree("create_table", [("options of the backend", options), *parts])
             for mesh, geometry, members in stacked(self._where(specs)):
@@ -407,9 +414,7 @@ class PjrtBackend(Backend):
     def _exchange_of(self, geometry: Geometry) -> Exchange:
         if self._exchange is not None and geometry.placement == "row" and geometry.devices > 1:
             return self._exchange
-        return choose_exchange(
-            geometry.devices, geometry.placement, geometry.num_rows, self.platform
-        )
+        return choose_exchange(geometry.devices, geometry.placement, geometry.num_rows, self._rules)
 
     # --- update ----------------------------------------------------------------------------------
 
@@ -555,13 +560,13 @@ class PjrtBackend(Backend):
         looked_up: _LookedUp | None = None,
     ) -> _Routed:
         """Return the route of an update by features; `looked_up`: theirs, which it may share."""
-        if sorts_on_device(stack.geometry.devices, self.platform):
+        if sorts_on_device(stack.geometry.devices, self._rules):
             if looked_up is None:
                 _, looked_up = self._looked_up(stack, features)
             return self._sorted(stack, tables, features, looked_up)
         optimizer = stack.spec.optimizer
         assert optimizer is not None, "the engine trains tables with an optimizer only"
-        chosen = None if self._exchange is not None else self.platform
+        chosen = None if self._exchange is not None else self._rules
         exchange = update_exchange(self._exchange_of(stack.geometry), optimizer.accumulate, chosen)
         found = looked_up.route if looked_up and exchange == "all_to_all" else None
         route = numbered(

@@ -86,3 +86,11 @@ class TestTwoDevicesThatSendRowsToEachOther(PjrtConformance):
 
 class TestPackedRows(PjrtConformance):
     options = {"devices": 2, "lanes": 128}
+
+
+class TestTheRulesOfATpu(PjrtConformance):
+    options = {"devices": 8, "rules": "tpu"}
+
+
+class TestTheRulesOfAGpu(PjrtConformance):
+    options = {"devices": 3, "rules": "cuda"}

@@ -20,7 +20,6 @@ from jax.sharding import PartitionSpec as Spec
 from shardcore_pjrt.mesh.geometry import Geometry
 from shardcore_pjrt.programs.lookup_program import lookup_arguments, lookup_program
 from shardcore_pjrt.programs.scaled_to_norm import scaled_to_norm
-from shardcore_pjrt.routing import strategy
 from shardcore_pjrt.routing.lookup_route import route_lookup
 from shardcore_pjrt.routing.spread import bags_of_device
 
@@ -224,17 +223,9 @@ def test_no_copy_of_the_table(exchange):
     assert memory.temp_size_in_bytes < geometry.lines * geometry.line_width * 4 // 8
 
 
-@pytest.fixture
-def small_blocks(monkeypatch):
-    """Let a CPU work on the least number of rows at a time."""
-    monkeypatch.setattr(strategy, "BLOCK_BYTES", 1)
-    assert strategy.block_rows("cpu", 48) < 10
-
-
-@pytest.mark.usefixtures("small_blocks")
 @named(EXCHANGES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_ragged_bags_block_by_block(devices, placement, exchange, dtype):
+def test_ragged_bags(devices, placement, exchange, dtype):
     rng = np.random.default_rng(devices)
     features = [some_bags(rng, 19, weighted=True, divided=True), some_bags(rng, 40)]
     check(Geometry(ROWS, DIM, devices, placement, 128), exchange, features, dtype)
@@ -243,7 +234,7 @@ def test_ragged_bags_block_by_block(devices, placement, exchange, dtype):
 
 @pytest.mark.parametrize("length", [1, 8, 11, 20])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_bags_of_one_length_position_by_position(length, weighted):
+def test_bags_of_every_length(length, weighted):
     rng = np.random.default_rng(length)
     ids = rng.integers(0, ROWS, 24 * length)
     weights = rng.normal(size=ids.size).astype(np.float32) if weighted else None
@@ -251,19 +242,3 @@ def test_bags_of_one_length_position_by_position(length, weighted):
     assert route_lookup(Geometry(ROWS, DIM, 1, "row"), features, "local").shape.pooling == length
     check(Geometry(ROWS, DIM, 1, "row"), "local", features)
     check(Geometry(ROWS, DIM, 4, "row"), "all_to_all", features)
-
-
-@pytest.mark.parametrize("even", [True, False])
-def test_large_batches_take_no_more_memory_than_a_block(even):
-    geometry = Geometry(100_000, 64, 1, "row")
-    rng = np.random.default_rng(0)
-    lengths = np.full(16_384, 8) if even else rng.integers(0, 17, 16_384)
-    row_splits = np.concatenate([[0], np.cumsum(lengths)])
-    features = [FeatureBags(rng.integers(0, 100_000, row_splits[-1]), row_splits)]
-    route = route_lookup(geometry, features, "local")
-    assert bool(route.shape.pooling) == even
-    program = lookup_program(mesh_of(1), geometry, route.shape)
-    shapes = lookup_arguments(mesh_of(1), geometry, np.dtype("float32"), route.shape)
-    memory = program.lower(*shapes).compile().memory_analysis()
-    assert route.shape.occurrences * 64 * 4 >= 2**25, "all rows would be 32 MiB"
-    assert memory.temp_size_in_bytes < 2 * strategy.BLOCK_BYTES

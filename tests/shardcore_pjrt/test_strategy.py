@@ -9,11 +9,9 @@ import pytest
 from shardcore_pjrt.mesh.geometry import Geometry
 from shardcore_pjrt.routing.lookup_route import route_lookup
 from shardcore_pjrt.routing.strategy import (
-    BLOCK_BYTES,
     GATHER_BELOW,
     GATHER_BELOW_ON_CPU,
     ONE_HOT_ROWS,
-    block_rows,
     check_exchange,
     choose_exchange,
     default_layout,
@@ -115,13 +113,6 @@ def test_ids_by_rank_need_no_more_room_than_scattered_ones():
     asked = max(np.unique(part).size for part in np.array_split(ids, devices))
     assert max(room["mod"]) <= 1.5 * asked / devices
     assert min(room["div"]) >= 8 * asked / devices, "else this test would show nothing"
-
-
-def test_only_a_cpu_works_in_blocks():
-    assert block_rows("cpu", 256) == BLOCK_BYTES // 256
-    assert block_rows("cpu", 2 * BLOCK_BYTES) == 8, "no block of one row, however long"
-    for platform in ("tpu", "cuda", "rocm"):
-        assert block_rows(platform, 256) is None
 
 
 @pytest.mark.parametrize("devices", [1, 2, 8, 64])

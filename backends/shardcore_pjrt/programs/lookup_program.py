@@ -9,9 +9,8 @@ else depends on ids. How rows travel is the shape's exchange:
 - ``"all_to_all"``: every device sends each other one the rows that it needs;
 - ``"columns"``: every device combines its columns of all bags, then bags are exchanged for columns.
 
-Rows are combined in float32. Padding reads as zeros, whatever lies in unused rows. A TPU or GPU
-gathers all rows of a batch in the pass that sums them; a CPU takes some at a time, since it would
-keep all (`strategy.block_rows`). Sums have the order of the occurrences either way.
+Rows are combined in float32, in the order of the occurrences. Padding reads as zeros, whatever lies
+in unused rows.
 """
 
 from __future__ import annotations
@@ -39,12 +38,10 @@ from shardcore_pjrt.mesh.placed_arrays import (
     table_spec,
     values_of,
 )
-from shardcore_pjrt.programs.blocks import cut, in_blocks, moved_by_value
 from shardcore_pjrt.programs.quantized import quantized
 from shardcore_pjrt.programs.scaled_to_norm import scaled_to_norm
 from shardcore_pjrt.programs.split_features import AT_ONCE
 from shardcore_pjrt.routing.lookup_route import LookupShape
-from shardcore_pjrt.routing.strategy import block_rows
 
 __all__ = ["lookup_arguments", "lookup_program"]
 
@@ -128,9 +125,7 @@ def lookup_program(
         cut over the mesh. Of more than `AT_ONCE` features one array, for `per_feature`.
     """
     body = _BODIES[shape.exchange]
-    platform = mesh.devices.flat[0].platform
-    at_a_time = block_rows(platform, 4 * geometry.columns)
-    work = _Work(geometry, shape, np.dtype(dtype), quantization, max_norm, at_a_time)
+    work = _Work(geometry, shape, np.dtype(dtype), quantization, max_norm)
     ends = list(itertools.accumulate(shape.bags))
 
     def lookup(rows: jax.Array, arrays: Arrays) -> tuple[jax.Array, ...]:
@@ -166,17 +161,12 @@ class _Work:
     dtype: np.dtype[Any]
     quantization: QuantizationConfig | None
     max_norm: float | None
-    at_a_time: int | None
 
     @property
     def bags(self) -> int:
         """How many a device combines."""
         whole = self.shape.exchange == "columns"
         return sum(self.shape.bags) * (self.geometry.devices if whole else 1)
-
-    def moved(self, gathered: jax.Array) -> jax.Array:
-        """Return gathered rows, to be moved elsewhere."""
-        return gathered if self.at_a_time is None else moved_by_value(gathered)
 
     def stored(self, held: jax.Array) -> jax.Array:
         """Return rows, as held by a device, in the table's dtype."""
@@ -195,59 +185,10 @@ class _Work:
 
     def summed(self, find: Find, columns: int, arrays: Arrays) -> jax.Array:
         """Return bags of rows summed in the order of their occurrences."""
-        place, weight = arrays["place"], arrays.get("weight")
-        if self.at_a_time is None:
-            found = _weighted(find(place), weight)
-            if self.shape.pooling:
-                return found.reshape(self.bags, self.shape.pooling, columns).sum(axis=1)
-            return jax.ops.segment_sum(found, arrays["bag"], self.bags, indices_are_sorted=True)
-        zeros = jnp.zeros((self.bags, columns), jnp.float32)
-        if not place.size:
-            return zeros
+        found = _weighted(find(arrays["place"]), arrays.get("weight"))
         if self.shape.pooling:
-            return self._by_position(find, zeros, place, weight)
-        return self._by_block(find, zeros, place, weight, arrays["bag"])
-
-    def _by_position(
-        self, find: Find, zeros: jax.Array, place: jax.Array, weight: jax.Array | None
-    ) -> jax.Array:
-        """Add the first rows of all bags, then the second ones, ...: no row is ever copied."""
-        length = self.shape.pooling
-
-        def add(at: jax.Array, sums: jax.Array) -> jax.Array:
-            factor = None if weight is None else weight.reshape(-1, length)[:, at]
-            return sums + _weighted(find(place.reshape(-1, length)[:, at]), factor)
-
-        summed: jax.Array = jax.lax.fori_loop(0, length, add, zeros, unroll=min(length, _UNROLLED))
-        return summed
-
-    def _by_block(
-        self,
-        find: Find,
-        zeros: jax.Array,
-        place: jax.Array,
-        weight: jax.Array | None,
-        bag: jax.Array,
-    ) -> jax.Array:
-        """Add the rows of some occurrences, then of more."""
-        size = min(self.at_a_time or place.size, place.size)
-
-        def add(start: Any, old: Any, sums: jax.Array) -> jax.Array:
-            found = find(cut(place, start, size))
-            found = _weighted(found, None if weight is None else cut(weight, start, size))
-            target = jnp.where(jnp.arange(size) >= old, cut(bag, start, size), -1)
-            return sums.at[target].add(
-                moved_by_value(found),
-                mode="drop",
-                indices_are_sorted=True,
-                wrap_negative_indices=False,
-            )
-
-        return in_blocks(place.size, size, add, zeros)
-
-
-_UNROLLED: Final = 8
-"""Positions of a bag that are added in one pass over the sums."""
+            return found.reshape(self.bags, self.shape.pooling, columns).sum(axis=1)
+        return jax.ops.segment_sum(found, arrays["bag"], self.bags, indices_are_sorted=True)
 
 
 # --- what one device does: (rows, arrays of its own, work) -> (its bags, columns) -----------------
@@ -289,14 +230,14 @@ def _by_counts(rows: jax.Array, arrays: Arrays, work: _Work) -> jax.Array:
 
 def _from_offered(rows: jax.Array, arrays: Arrays, work: _Work) -> jax.Array:
     """Combine rows of the batch's distinct ones, each from the only device that has it."""
-    offered = work.stored(work.moved(rows_at(rows, arrays["fetch"], work.geometry)))
+    offered = work.stored(rows_at(rows, arrays["fetch"], work.geometry))
     buffer = work.looked_up(jax.lax.psum(offered, AXIS))
     return work.combined(partial(_taken, buffer), work.geometry.columns, arrays)
 
 
 def _from_sent(rows: jax.Array, arrays: Arrays, work: _Work) -> jax.Array:
     """Combine rows that their owners have sent."""
-    asked = work.moved(rows_at(rows, arrays["fetch"].reshape(-1), work.geometry))
+    asked = rows_at(rows, arrays["fetch"].reshape(-1), work.geometry)
     sent = jax.lax.all_to_all(asked, AXIS, split_axis=0, concat_axis=0, tiled=True)
     buffer = work.looked_up(work.stored(sent))
     return work.combined(partial(_taken, buffer), work.geometry.columns, arrays)

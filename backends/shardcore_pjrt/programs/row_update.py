@@ -81,19 +81,10 @@ class RowUpdate:
     optimizer : Optimizer
     dtype : numpy.dtype
         The table's.
-    at_a_time : int, optional
-        Rows that are updated in one operation. None: all, if lines are of one row.
     """
 
-    def __init__(
-        self,
-        geometry: Geometry,
-        optimizer: Optimizer,
-        dtype: np.dtype[Any],
-        at_a_time: int | None,
-    ) -> None:
+    def __init__(self, geometry: Geometry, optimizer: Optimizer, dtype: np.dtype[Any]) -> None:
         self._geometry = geometry
-        self._at_a_time = at_a_time
         self._optimizer = optimizer
         self._dtype = dtype
         self._slots = {slot.name: slot for slot in optimizer.slots}
@@ -111,14 +102,14 @@ class RowUpdate:
             Where the lines to update are among those held, distinct and ascending; beyond the last
             one is padding. None: they are those held, in their order.
         """
-        part = self._geometry.rows_per_line
-        count = held[0].shape[0] if lines is None else lines.shape[0]
-        if lines is not None and self._at_a_time is None:
-            touched = _Lines(0, count, part, lines)
+        if lines is not None:
+            touched = _Lines(0, lines.shape[0], self._geometry.rows_per_line, lines)
             new = self.run(jax.tree.map(touched.read, held), batch)
             written: Held = jax.tree.map(partial(touched.written, go=batch.go), held, new)
             return written
-        size = self.lines_at_a_time(count)
+        part = self._geometry.rows_per_line
+        count = held[0].shape[0]
+        size = count if part == 1 else min(count, _BLOCK_ROWS // part)
 
         def update(start: Any, old: Any, held: Held) -> Held:
             per_row = {
@@ -126,21 +117,13 @@ class RowUpdate:
             }
             fresh = jnp.arange(size * part, dtype=jnp.int32) >= old * part
             per_row["row_ids"] = jnp.where(fresh, per_row["row_ids"], -1)
-            own = _Lines(start, size, part, None if lines is None else cut(lines, start, size))
+            own = _Lines(start, size, part, None)
             # Everything is read before anything is written, so that all is updated where it lies.
             new = self._block(jax.tree.map(own.read, held), own, per_row, batch)
             moved: Held = jax.tree.map(partial(own.written, go=batch.go), held, new)
             return moved
 
         return in_blocks(count, size, update, held)
-
-    def lines_at_a_time(self, count: int) -> int:
-        """Return how many of so many lines are updated at a time."""
-        part = self._geometry.rows_per_line
-        rows = [] if self._at_a_time is None else [self._at_a_time]
-        if part > 1:
-            rows.append(_BLOCK_ROWS)
-        return min(count, max(1, min(rows) // part)) if rows else count
 
     def _block(
         self, held: Held, lines: _Lines, per_row: dict[str, jax.Array], batch: Batch

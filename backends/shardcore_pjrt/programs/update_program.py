@@ -32,7 +32,6 @@ from shardcore_pjrt.mesh.placed_arrays import (
 from shardcore_pjrt.programs.row_update import Batch, RowUpdate
 from shardcore_pjrt.programs.sent_lists import sent_lists
 from shardcore_pjrt.programs.summed_gradients import Received
-from shardcore_pjrt.routing.strategy import block_rows
 from shardcore_pjrt.routing.update_route import UpdateShape
 
 __all__ = ["update_arguments", "update_program"]
@@ -146,9 +145,7 @@ def update_program(
         slot.name: table if slot.kind == "element" else row_slot_spec(geometry)
         for slot in optimizer.slots
     }
-    row_bytes = 4 * max(geometry.width, geometry.dim)
-    at_a_time = block_rows(mesh.devices.flat[0].platform, row_bytes)
-    work = _Update(geometry, shape, optimizer, dtype, at_a_time)
+    work = _Update(geometry, shape, optimizer, dtype)
     per_device = jax.shard_map(
         work.run,
         mesh=mesh,
@@ -173,18 +170,12 @@ class _Update:
     """The update on one device."""
 
     def __init__(
-        self,
-        geometry: Geometry,
-        shape: UpdateShape,
-        optimizer: Optimizer,
-        dtype: Any,
-        at_a_time: int | None,
+        self, geometry: Geometry, shape: UpdateShape, optimizer: Optimizer, dtype: Any
     ) -> None:
         self._geometry = geometry
         self._shape = shape
         self._hyper = len(optimizer.hyper_names)
-        self._at_a_time = at_a_time
-        self._row_update = RowUpdate(geometry, optimizer, np.dtype(dtype), at_a_time)
+        self._row_update = RowUpdate(geometry, optimizer, np.dtype(dtype))
 
     def run(
         self,
@@ -207,7 +198,7 @@ class _Update:
         per_row: Arrays = {name: mine[name] for name in of_row if name in mine}
         per_row["row_ids"] = self._every_row_id(mine) if shape.every_row else mine["row_ids"]
         batch = Batch(
-            self._received(gradients, mine, lines),
+            Received(gradients, mine, geometry, shape, lines),
             per_row,
             tuple(hyper[at] for at in range(self._hyper)),
             step,
@@ -216,12 +207,6 @@ class _Update:
             go,
         )
         return self._row_update.run((rows, slots), batch, mine.get("lines"))
-
-    def _received(self, gradients: tuple[jax.Array, ...], arrays: Arrays, lines: int) -> Received:
-        # Blocks of lines have a few more occurrences than lines: the last part is not to be large.
-        part = None if self._at_a_time is None else max(1, self._at_a_time // 4)
-        block = self._row_update.lines_at_a_time(lines)
-        return Received(gradients, arrays, self._geometry, self._shape, lines, block, part)
 
     def _every_row_id(self, arrays: Arrays) -> jax.Array:
         """Return each local row's number in the whole table, -1 for padding."""

@@ -53,7 +53,6 @@ from shardcore_pjrt.mesh.geometry import Geometry, Placement
 
 __all__ = [
     "Exchange",
-    "block_rows",
     "check_exchange",
     "choose_exchange",
     "default_layout",
@@ -70,9 +69,6 @@ GATHER_BELOW_ON_CPU: Final = 4
 ONE_HOT_ROWS: Final = 128
 """Rows up to which a TPU takes a product with ones instead of a gather. Not measured, and small for
 that reason: a product costs all rows of the table for each bag."""
-BLOCK_BYTES: Final = 2**19
-"""Bytes of each array that a CPU works on at a time."""
-_LEAST_BLOCK: Final = 8
 
 
 def choose_exchange(devices: int, placement: Placement, num_rows: int, platform: str) -> Exchange:
@@ -168,30 +164,6 @@ def sorts_on_device(devices: int, platform: str) -> bool:
     (True, False, False)
     """
     return devices == 1 and platform in ("cuda", "rocm", "gpu")
-
-
-def block_rows(platform: str, row_bytes: int) -> int | None:
-    """Return how many rows a program works on at a time; None: on all in one operation.
-
-    On a TPU or GPU a gather is part of the operation that uses the rows, and nothing is kept in
-    between. XLA on a CPU writes what it gathers to memory, and once that is large, the process asks
-    the system for it, page by page, at every call. 131,072 rows of 1,000,000 x 64, as gather and
-    sum, then in blocks: lookup 104 and 3.9 ms (ragged 148 and 8 ms), update by SGD 115 and 16 ms,
-    by Adagrad 209 and 39 ms. Blocks of 128 KiB to 1 MiB differ by less than a tenth.
-
-    Parameters
-    ----------
-    platform : str
-        Of the devices, as JAX calls it: "tpu", "cpu", ...
-    row_bytes : int
-        Of a row, as it is worked on.
-
-    Examples
-    --------
-    >>> block_rows("cpu", 256), block_rows("tpu", 256)
-    (2048, None)
-    """
-    return max(_LEAST_BLOCK, BLOCK_BYTES // row_bytes) if platform == "cpu" else None
 
 
 def update_exchange(exchange: Exchange, accumulate: bool, platform: str | None = None) -> Exchange:
