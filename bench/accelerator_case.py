@@ -19,11 +19,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from .accelerator_contenders import PEERS, Contender, Engine, Programs
+from .accelerator_anchor import TritonUpdate
+from .accelerator_contenders import PEERS as PLAIN_PEERS
+from .accelerator_contenders import Contender, Engine, Programs
 from .accelerator_workload import DISTRIBUTIONS, OPTIMIZERS, Case, expected_of, ids_of
 
 __all__ = ["main", "rounds_of"]
 
+PEERS: Final = (*PLAIN_PEERS, TritonUpdate)
 MEMORY_USED: Final = 0.9
 """Of the memory there is, what tables may take."""
 
@@ -202,16 +205,34 @@ class Measurement:
                 for contender, theirs in zip(contenders[1:], seconds[1:], strict=True)
             },
         }
-        if optimizer is None:
-            # The least that must move: each distinct row once, the ids, the activations.
-            moved = 4 * (np.unique(ids).size * case.dim + ids.size + case.bags * case.dim)
-            every = 4 * (ids.size * case.dim + ids.size + case.bags * case.dim)
-            result["floor_bytes"] = moved
-            result["of_floor"] = moved / self._bandwidth / result["median"]
-            result["of_floor_counting_every_occurrence"] = (
-                every / self._bandwidth / result["median"]
-            )
+        prepared = contenders[0].preparing
+        result["preparing"] = prepared
+        for contender in contenders[1:]:
+            peer = result["peers"][contender.what]
+            # The peers sort in every call; what we have sorted before is added for that.
+            peer["theirs_to_ours_with_preparing"] = peer["median"] / (result["median"] + prepared)
+        for name, rows in (
+            ("", np.unique(ids).size),
+            ("_counting_every_occurrence", ids.size),
+        ):
+            moved = floor_bytes(case, rows, optimizer)
+            result[f"floor_bytes{name}"] = moved
+            result[f"of_floor{name}"] = moved / self._bandwidth / result["median"]
         return result
+
+
+def floor_bytes(case: Case, rows: int, optimizer: str | None) -> int:
+    """Return the least that must move, if `rows` rows are fetched: no cache keeps one for later.
+
+    A lookup reads the rows and the ids and writes the activations. A step does so, reads the
+    gradients and ids again, and reads and writes the rows and what its optimizer keeps of each.
+    """
+    once = rows * case.dim
+    lookup = once + case.occurrences + case.bags * case.dim
+    if optimizer is None:
+        return 4 * lookup
+    arrays = 2 if optimizer == "Adagrad" else 1
+    return 4 * (lookup + case.bags * case.dim + case.occurrences + 2 * arrays * once)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

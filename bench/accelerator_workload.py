@@ -78,7 +78,9 @@ class Case:
 
     @property
     def table(self) -> str:
-        return f"{self.table_bytes / 1e9:.3g} GB of {self.rows:,} x {self.dim}"
+        return (
+            f"{self.table_bytes / 1e9:.3g} GB of {self.rows:,} x {self.dim}, bags of {self.pooling}"
+        )
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
