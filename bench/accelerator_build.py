@@ -23,7 +23,9 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[1]
 WHEELS: Final = Path("accelerator-wheels")
 CALL_MINUTES: Final = 9.0
-INSTALLED: Final = ("setuptools", "cython", "wheel", "pluggy", "packaging", "pytest", "hypothesis")
+INSTALLED: Final = (
+    "setuptools>=77", "cython>=3.1", "wheel", "pluggy", "packaging", "pytest", "hypothesis",
+)  # fmt: skip
 
 
 def site_folders() -> list[str]:
@@ -52,7 +54,8 @@ def built(folder: Path, wheels: Path) -> Path:
     outside = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site_folders()}
     lines = [f"import site; site.addsitedir({path!r})\n" for path in sorted(outside)]
     Path(inside.stdout.strip(), "machine.pth").write_text("".join(lines), encoding="utf-8")
-    pip(python, "--find-links", str(wheels.resolve()), *INSTALLED)
+    # Upgraded: what an environment or the machine has already may be too old to build with.
+    pip(python, "--find-links", str(wheels.resolve()), "--upgrade", *INSTALLED)
     pip(python, "--no-build-isolation", "--no-deps", "--editable", ".")
     return python
 

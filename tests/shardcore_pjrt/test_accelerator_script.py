@@ -129,3 +129,111 @@ except AssertionError as error:
         check=True,
     )
     assert done.stdout.startswith("rows after one step of shardcore, programs are off by 0.0")
+
+
+def test_the_least_that_moves():
+    from bench.accelerator_case import floor_bytes
+    from bench.accelerator_workload import Case
+
+    case = Case("cpu", 10, 1000, 20, 3, 1, 0.1, 1.0)
+    looked_up = 40 * 10 + 60 + 20 * 10  # rows and ids are read, activations written
+    step = 20 * 10 + 60  # gradients and ids are read again
+    assert floor_bytes(case, 40, None) == 4 * looked_up
+    assert floor_bytes(case, 40, "SGD") == 4 * (looked_up + step + 2 * 40 * 10)
+    assert floor_bytes(case, 40, "Adagrad") == 4 * (looked_up + step + 4 * 40 * 10)
+
+
+@pytest.mark.skipif(
+    not HAS_TORCH or importlib.util.find_spec("triton") is None,
+    reason="torch or triton is not installed",
+)
+def test_the_anchor_is_right_where_triton_interprets_it():
+    code = """
+from bench.accelerator_anchor import TritonUpdate
+from bench.accelerator_workload import Case, expected_of, ids_of
+for dim in (4, 24):
+    for optimizer in ("SGD", "Adagrad"):
+        for distribution in ("uniform", "zipf"):
+            case = Case("cpu", dim, 101, 16, 3, 1, 0.001, 60.0)
+            ids = ids_of(case, distribution)
+            anchor = TritonUpdate(case, ids, optimizer, False)
+            expected = expected_of(case, ids, optimizer, False)
+            found = anchor.call()
+            expected.check_activations(anchor.bags_of(found, expected.bags), anchor.what)
+            expected.check_rows(anchor.rows_of(expected.rows), anchor.what)
+            print("right")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout.split() == ["right"] * 8, done.stderr
+
+
+def test_what_travels_is_for_the_machine(tmp_path, monkeypatch, capsys):
+    """The wheels are those of another Python; what would be too much is not carried."""
+    asked = []
+
+    def run(command, **options):
+        asked.append(command)
+        if command[0] == "git":
+            return subprocess.CompletedProcess(command, 0, "README.md\0")
+        (tmp_path / "new-1-py3-none-any.whl").write_bytes(bytes(2 << 20))
+        return subprocess.CompletedProcess(command, 0)
+
+    script = loaded("accelerator_pack")
+    (tmp_path / "old-1-py3-none-any.whl").write_bytes(bytes(1 << 30 >> 10))
+    monkeypatch.setattr(script.subprocess, "run", run)
+    arguments = ["--python", "3.13", "--folder", str(tmp_path)]
+    assert script.main(arguments) == 0
+    command = " ".join(asked[0])
+    assert "--only-binary :all: --python-version 3.13 --platform manylinux2014_x86_64" in command
+    assert [one.name for one in tmp_path.iterdir()] == ["new-1-py3-none-any.whl"]
+    assert "of 64 MiB: travels" in capsys.readouterr().out
+    monkeypatch.setattr(script, "LIMIT", 2 << 20)
+    assert script.main(arguments) == 1
+    assert "of 2 MiB: is too much" in capsys.readouterr().out
+
+
+def test_what_is_built_asks_no_index_and_sees_what_the_machine_has(tmp_path, monkeypatch):
+    asked = []
+
+    def run(command, **options):
+        asked.append([str(part) for part in command])
+        inside = f"{tmp_path / 'inside'}\n" if "-c" in asked[-1] else ""
+        return subprocess.CompletedProcess(command, 7, inside)
+
+    (tmp_path / "inside").mkdir()
+    script = loaded("accelerator_build")
+    monkeypatch.setattr(script.subprocess, "run", run)
+    monkeypatch.setattr(script.sys, "path", [*sys.path, "/machine/dist-packages", "/elsewhere"])
+    code = script.main(
+        ["--wheels", str(tmp_path), "--environment", str(tmp_path / "e"), "--", "--platform", "cpu"]
+    )
+    assert code == 7
+    python = str(tmp_path / "e" / "bin" / "python")
+    assert asked[0] == [sys.executable, "-m", "venv", str(tmp_path / "e")]
+    installed = [one for one in asked if one[1:4] == ["-m", "pip", "install"]]
+    assert [one[0] for one in installed] == [python] * 2
+    assert all("--no-index" in one for one in installed)
+    assert "setuptools>=77" in installed[0]
+    assert installed[1][-4:] == ["--no-build-isolation", "--no-deps", "--editable", "."]
+    shown = (tmp_path / "inside" / "machine.pth").read_text()
+    assert "import site; site.addsitedir('/machine/dist-packages')\n" in shown
+    assert "/elsewhere" not in shown
+    assert asked[-1][:5] == [python, "-m", "bench.accelerator", "--platform", "cpu"]
+    assert asked[-1][5] == "--minutes"
+    assert 8 < float(asked[-1][6]) <= 8.5
+
+
+def loaded(name):
+    """Return a script that is no module of `bench`, loaded from its file."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "bench" / f"{name}.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    return script

@@ -109,7 +109,7 @@ class RowUpdate:
             return written
         part = self._geometry.rows_per_line
         count = held[0].shape[0]
-        size = count if part == 1 else min(count, _BLOCK_ROWS // part)
+        size = count if part == 1 else min(count, max(1, _BLOCK_ROWS // part))
 
         def update(start: Any, old: Any, held: Held) -> Held:
             per_row = {
