@@ -164,11 +164,16 @@ class Measurement:
                 contenders.append(kind(case, ids, optimizer, from_host))
                 self._check(contenders[-1])
             seconds = rounds_of(contenders, case.rounds, case.sample_seconds, self.late)
+            prepared = contenders[0].preparing
         finally:
             for contender in contenders:
                 contender.close()
         self.tell(
-            {"kind": "measured", **about, **self._result(contenders, seconds, optimizer, ids)}
+            {
+                "kind": "measured",
+                **about,
+                **self._result(contenders, seconds, optimizer, ids, prepared),
+            }
         )
 
     def _check(self, contender: Contender) -> None:
@@ -188,6 +193,7 @@ class Measurement:
         seconds: list[list[float]],
         optimizer: str | None,
         ids: Any,
+        prepared: float,
     ) -> dict[str, Any]:
         case = self.case
         result: dict[str, Any] = {
@@ -205,7 +211,6 @@ class Measurement:
                 for contender, theirs in zip(contenders[1:], seconds[1:], strict=True)
             },
         }
-        prepared = contenders[0].preparing
         result["preparing"] = prepared
         for contender in contenders[1:]:
             peer = result["peers"][contender.what]
