@@ -113,9 +113,9 @@ def choose_limits(
         (distinct, most, "distinct rows") if distinct > most else (found, MOST_IDS, "ids")
     )
     raise ShardcoreValueError(
-        f"the ids of a batch from bags of one SparseCore to rows of another must be at most "
-        f"{limit} {kind} in each of {MOST_MINIBATCHES} minibatches, got {count}: use smaller batches or "
-        "more devices"
+        "the ids of a batch from bags of one SparseCore to rows of another must be at most "
+        f"{limit} {kind} in each of {MOST_MINIBATCHES} minibatches, got {count}: use smaller "
+        "batches or more devices"
     )
 
 
