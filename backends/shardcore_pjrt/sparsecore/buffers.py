@@ -41,11 +41,14 @@ class BufferShape:
     room : int
         Triples of a device, padding included.
     limits : Limits
+    minibatched : bool
+        Whether the buffers are of the form that has minibatches.
     """
 
     bags: int
     room: int
     limits: Limits
+    minibatched: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,12 +87,16 @@ class _Triples(NamedTuple):
     gains: NDArray[np.float32]
 
 
-def pointers_per_core(geometry: StackGeometry) -> int:
+def pointers_per_core(geometry: StackGeometry, minibatched: bool) -> int:
     """Return how many pointers a core has, those of minibatches that are not used included."""
-    return MOST_MINIBATCHES * max(8, geometry.all_cores)
+    return (MOST_MINIBATCHES if minibatched else 1) * max(8, geometry.all_cores)
 
 
-def make_buffers(geometry: StackGeometry, features: Sequence[tuple[int, FeatureBags]]) -> Buffers:
+def make_buffers(
+    geometry: StackGeometry,
+    features: Sequence[tuple[int, FeatureBags]],
+    minibatched: bool = True,
+) -> Buffers:
     """Return the buffers of a batch of the tables of a stack.
 
     Parameters
@@ -97,6 +104,9 @@ def make_buffers(geometry: StackGeometry, features: Sequence[tuple[int, FeatureB
     geometry : StackGeometry
     features : sequence of (int, FeatureBags)
         Each with its table's place in the stack. Ids in range; weights and divisors float32.
+    minibatched : bool
+        False: the form without minibatches, in which every core has a part of the buffer as large
+        as that of any other, and its pointers count from there.
 
     Raises
     ------
@@ -110,7 +120,7 @@ def make_buffers(geometry: StackGeometry, features: Sequence[tuple[int, FeatureB
     >>> bags = FeatureBags(np.array([9, 2, 9, 9, 4]), np.array([0, 2, 5]))
     >>> made = make_buffers(stack, [(0, bags)])
     >>> made.shape
-    BufferShape(bags=8, room=32, limits=Limits(ids=256, unique=128))
+    BufferShape(bags=8, room=32, limits=Limits(ids=256, unique=128), minibatched=True)
     >>> made.row_pointers[[0, 1, 8, 9]]
     array([ 1,  9, 17, 25], dtype=int32)
     >>> made.embedding_ids[::8], made.sample_ids[::8], made.gains[::8]
@@ -136,7 +146,7 @@ dtype=float32))
     partition, row = np.divmod(triples.keys, height)
     everything = _counts(partition, triples.counts, cores * cores)[:, None]
     distinct = np.bincount(partition, minlength=cores * cores)[:, None]
-    chosen = choose_limits(everything, distinct, geometry.columns)
+    chosen = choose_limits(everything, distinct, geometry.columns, minibatched)
     if chosen is None:
         bucket = partition * MOST_MINIBATCHES + buckets_of(row)
         size = cores * cores * MOST_MINIBATCHES
@@ -149,7 +159,7 @@ dtype=float32))
         assert chosen is not None, "64 minibatches are enough, or an error says that they are not"
         triples = ordered(chosen[0])
     minibatches, limits = chosen
-    return _filled(geometry, triples, minibatches, limits, spread)
+    return _filled(geometry, triples, minibatches, limits, spread, minibatched)
 
 
 def bags_of_core(geometry: StackGeometry, spread: Spread) -> int:
@@ -223,28 +233,32 @@ def _filled(
     minibatches: int,
     limits: Limits,
     spread: Spread,
+    minibatched: bool,
 ) -> Buffers:
     devices, cores, height = geometry.devices, geometry.all_cores, geometry.rows_per_core
     partition, row = np.divmod(triples.keys, height)
-    sizes = _counts(partition, triples.counts, cores * minibatches * cores).reshape(devices, -1)
+    parts = devices if minibatched else cores  # of the buffer: each has pointers of its own
+    sizes = _counts(partition, triples.counts, cores * minibatches * cores).reshape(parts, -1)
     padded = rounded_up_all(sizes)
     starts = np.cumsum(padded, axis=1) - padded
     room = capacity(int(padded.sum(axis=1).max(initial=0)))
-    pointers = _pointers(geometry, starts, sizes, padded, minibatches)
+    pointers = _pointers(geometry, starts, sizes, padded, minibatched)
 
     # A triple lies behind its partition's start by its place in the partition.
-    flat = starts + room * np.arange(devices)[:, None]
+    flat = starts + room * np.arange(parts)[:, None]
     shift = flat.reshape(-1) - (np.cumsum(sizes) - sizes.reshape(-1))
     at = np.arange(triples.bags.size) + np.repeat(shift[partition], triples.counts)
-    embedding_ids = np.full(devices * room, NOTHING, np.int32)
-    sample_ids = np.full(devices * room, NOTHING, np.int32)
-    gains = np.full(devices * room, np.nan, np.float32)
+    embedding_ids = np.full(parts * room, NOTHING, np.int32)
+    sample_ids = np.full(parts * room, NOTHING, np.int32)
+    gains = np.full(parts * room, np.nan, np.float32)
     embedding_ids[at] = np.repeat(row, triples.counts)
     sample_ids[at] = triples.bags
     gains[at] = triples.gains
     named = np.unique(partition % cores * height + row)
     return Buffers(
-        BufferShape(capacity(bags_of_core(geometry, spread)), room, limits),
+        BufferShape(
+            capacity(bags_of_core(geometry, spread)), parts // devices * room, limits, minibatched
+        ),
         pointers,
         embedding_ids,
         sample_ids,
@@ -271,16 +285,15 @@ def _pointers(
     starts: NDArray[np.int64],
     sizes: NDArray[np.int64],
     padded: NDArray[np.int64],
-    minibatches: int,
+    minibatched: bool,
 ) -> NDArray[np.int32]:
     """Return the ends of all partitions, with what fills up cores and minibatches."""
     devices, width = geometry.devices, max(8, geometry.all_cores)
     ends = (starts + sizes).reshape(-1, geometry.all_cores)
     last = (starts + padded).reshape(-1, geometry.all_cores)[:, -1:]
-    used = np.concatenate(
-        [ends, np.repeat(last, width - geometry.all_cores, axis=1)], axis=1
-    ).reshape(devices, -1)
-    size = geometry.cores * pointers_per_core(geometry)
+    fill = np.repeat(last, width - geometry.all_cores, axis=1)
+    used = np.concatenate([ends, fill], axis=1).reshape(devices, -1)
+    size = geometry.cores * pointers_per_core(geometry, minibatched)
     out = np.repeat(used[:, -1:], size, axis=1)
     out[:, : used.shape[1]] = used
     return out.astype(np.int32).reshape(-1)

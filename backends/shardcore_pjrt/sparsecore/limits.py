@@ -46,15 +46,18 @@ class Limits:
     unique: int
 
 
-def most_unique(columns: int) -> int:
-    """Return how many distinct rows a partition may have in one minibatch.
+def most_unique(columns: int, minibatched: bool = True) -> int:
+    """Return how many distinct rows a partition may have in a minibatch, of several or the only.
 
     Examples
     --------
     >>> [most_unique(columns) for columns in (8, 128, 256, 1024, 100_000)]
     [512, 512, 256, 64, 8]
+    >>> most_unique(128, minibatched=False)
+    4096
     """
-    return max(8, min(512, _UNIQUE_VALUES // columns) // 8 * 8)
+    most = max(8, min(512, _UNIQUE_VALUES // columns) // 8 * 8)
+    return most if minibatched else 8 * most
 
 
 def buckets_of(rows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -69,7 +72,7 @@ def buckets_of(rows: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def choose_limits(
-    ids: NDArray[np.int64], unique: NDArray[np.int64], columns: int
+    ids: NDArray[np.int64], unique: NDArray[np.int64], columns: int, minibatched: bool = True
 ) -> tuple[int, Limits] | None:
     """Return the least minibatches for a batch, a power of two, and the limits of each.
 
@@ -80,11 +83,13 @@ def choose_limits(
         enough; else there are 64.
     columns : int
         Of the stack.
+    minibatched : bool
+        Whether there may be several; if not, one may have more distinct rows.
 
     Raises
     ------
     ShardcoreValueError
-        If 64 minibatches are not enough.
+        If 64 minibatches, or the one, are not enough.
 
     Examples
     --------
@@ -93,7 +98,7 @@ def choose_limits(
     >>> choose_limits(np.array([[700]]), np.array([[600]]), 128) is None
     True
     """
-    most, buckets = most_unique(columns), ids.shape[1]
+    most, buckets = most_unique(columns, minibatched), ids.shape[1]
     minibatches = 1
     while True:
         shape = (ids.shape[0], minibatches, -1)
@@ -107,15 +112,15 @@ def choose_limits(
         if minibatches == buckets:
             break
         minibatches *= 2
-    if buckets < MOST_MINIBATCHES:
+    if minibatched and buckets < MOST_MINIBATCHES:
         return None
     count, limit, kind = (
         (distinct, most, "distinct rows") if distinct > most else (found, MOST_IDS, "ids")
     )
+    parts = f"in each of {MOST_MINIBATCHES} minibatches" if minibatched else "in one minibatch"
     raise ShardcoreValueError(
         "the ids of a batch from bags of one SparseCore to rows of another must be at most "
-        f"{limit} {kind} in each of {MOST_MINIBATCHES} minibatches, got {count}: use smaller "
-        "batches or more devices"
+        f"{limit} {kind} {parts}, got {count}: use smaller batches or more devices"
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import jax
 
-from shardcore_pjrt.sparsecore.limits import Limits
+from shardcore_pjrt.sparsecore.buffers import BufferShape
 from shardcore_pjrt.sparsecore.updates import RowUpdate
 
 __all__ = ["CORES", "DeviceBuffers", "look_up", "update"]
@@ -52,7 +52,7 @@ def primitive(name: str) -> Any:
     return getattr(importlib.import_module(f"{_FOLDER}.{module}"), f"tpu_{module}_primitive")
 
 
-def look_up(buffers: DeviceBuffers, rows: jax.Array, bags: int, limits: Limits) -> jax.Array:
+def look_up(buffers: DeviceBuffers, rows: jax.Array, cores: int, shape: BufferShape) -> jax.Array:
     """Return the sums of a device's bags, (bags, columns); called for each device.
 
     Parameters
@@ -60,17 +60,17 @@ def look_up(buffers: DeviceBuffers, rows: jax.Array, bags: int, limits: Limits) 
     buffers : DeviceBuffers
     rows : jax.Array
         Of the device.
-    bags : int
-        Of the device, a multiple of its cores.
-    limits : Limits
+    cores : int
+        Of the device.
+    shape : BufferShape
     """
     found: jax.Array = primitive("csr").bind(
         *buffers,
         rows,
-        device_batch_size=bags,
-        max_ids_per_partition=limits.ids,
-        max_unique_ids_per_partition=limits.unique,
-        enable_minibatching=True,
+        device_batch_size=cores * shape.bags,
+        max_ids_per_partition=shape.limits.ids,
+        max_unique_ids_per_partition=shape.limits.unique,
+        enable_minibatching=shape.minibatched,
     )
     return found
 
@@ -80,7 +80,7 @@ def update(
     arrays: Sequence[jax.Array],
     gradients: jax.Array,
     numbers: Sequence[jax.Array],
-    limits: Limits,
+    shape: BufferShape,
     rule: RowUpdate,
 ) -> tuple[jax.Array, ...]:
     """Return a device's rows and slots after the update; called for each device.
@@ -94,7 +94,7 @@ def update(
         Of the device's bags, (bags, columns).
     numbers : sequence of jax.Array
         As `numbers_of` returns them.
-    limits : Limits
+    shape : BufferShape
     rule : RowUpdate
     """
     found = primitive(rule.optimizer).bind(
@@ -102,10 +102,10 @@ def update(
         *arrays,
         gradients,
         *numbers,
-        max_ids_per_partition=limits.ids,
-        max_unique_ids_per_partition=limits.unique,
+        max_ids_per_partition=shape.limits.ids,
+        max_unique_ids_per_partition=shape.limits.unique,
         computation_name=f"{_MODULES[rule.optimizer]}_of_a_row",
-        enable_minibatching=True,
+        enable_minibatching=shape.minibatched,
         **dict(rule.options),
     )
     return tuple(jax.tree.leaves(found))

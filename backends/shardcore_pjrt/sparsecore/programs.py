@@ -46,6 +46,11 @@ _CUT = Spec(AXIS)
 _BUFFERS = DeviceBuffers(_CUT, _CUT, _CUT, _CUT, Spec())
 
 
+def _compiled(function: Callable[..., Any], **options: Any) -> Program:
+    program: Program = jax.jit(function, **options)
+    return program
+
+
 def stack_format(mesh: Mesh) -> Any:
     """Return where and how an array of rows or slots lies in memory.
 
@@ -61,22 +66,21 @@ def stack_format(mesh: Mesh) -> Any:
 
 def filled_program(mesh: Mesh, geometry: StackGeometry, value: float) -> Program:
     """Return a program that makes an array of rows or slots, `value` everywhere."""
-    return jax.jit(
+    return _compiled(
         lambda: jnp.full(geometry.shape, value, np.float32), out_shardings=stack_format(mesh)
     )
 
 
 def lookup_program(mesh: Mesh, geometry: StackGeometry, shape: BufferShape) -> Program:
     """Return a program (buffers, rows) -> sums of all cores' bags, (all bags, columns)."""
-    bags = geometry.cores * shape.bags
     per_device = jax.shard_map(
-        partial(primitives.look_up, bags=bags, limits=shape.limits),
+        partial(primitives.look_up, cores=geometry.cores, shape=shape),
         mesh=mesh,
         in_specs=(_BUFFERS, _CUT),
         out_specs=_CUT,
         check_vma=False,
     )
-    return jax.jit(per_device, out_shardings=over_devices(mesh))
+    return _compiled(per_device, out_shardings=over_devices(mesh))
 
 
 def update_program(
@@ -96,7 +100,7 @@ def update_program(
     ) -> tuple[jax.Array, ...]:
         pointers = jnp.where(go, buffers.row_pointers, 0)
         return primitives.update(
-            buffers._replace(row_pointers=pointers), arrays, gradients, numbers, shape.limits, rule
+            buffers._replace(row_pointers=pointers), arrays, gradients, numbers, shape, rule
         )
 
     arrays = (_CUT,) * (1 + len(rule.slots))
@@ -107,7 +111,7 @@ def update_program(
         out_specs=arrays,
         check_vma=False,
     )
-    return jax.jit(
+    return _compiled(
         per_device, donate_argnums=0, out_shardings=(stack_format(mesh),) * len(arrays)
     )
 
@@ -139,7 +143,7 @@ def features_program(
         return tuple(local[first : first + bags, :dim] for first, bags, dim in features)
 
     specs = (_CUT,) * len(features)
-    return jax.jit(
+    return _compiled(
         jax.shard_map(cut, mesh=mesh, in_specs=_CUT, out_specs=specs, check_vma=False),
         out_shardings=(over_devices(mesh),) * len(features),
     )
@@ -173,7 +177,7 @@ def gradients_program(
         return padded.reshape(-1, geometry.columns)
 
     specs = (_CUT,) * features
-    return jax.jit(
+    return _compiled(
         jax.shard_map(joined, mesh=mesh, in_specs=specs, out_specs=_CUT, check_vma=False),
         out_shardings=over_devices(mesh),
     )
@@ -188,7 +192,7 @@ def read_program(mesh: Mesh, geometry: StackGeometry) -> Program:
     def read(array: jax.Array, lines: jax.Array) -> jax.Array:
         return array.reshape(-1, LANES).at[lines[0]].get(mode="clip")
 
-    return jax.jit(
+    return _compiled(
         jax.shard_map(read, mesh=mesh, in_specs=(_CUT, _CUT), out_specs=_CUT, check_vma=False),
         out_shardings=over_devices(mesh),
     )
@@ -208,7 +212,7 @@ def write_program(mesh: Mesh, geometry: StackGeometry) -> Program:
         new = jnp.where(chosen[0], values[0], old)
         return as_lines.at[lines[0]].set(new, mode="drop", unique_indices=True).reshape(array.shape)
 
-    return jax.jit(
+    return _compiled(
         jax.shard_map(write, mesh=mesh, in_specs=(_CUT,) * 4, out_specs=_CUT, check_vma=False),
         donate_argnums=0,
         out_shardings=stack_format(mesh),
@@ -223,7 +227,7 @@ def _array(mesh: Mesh, geometry: StackGeometry) -> jax.ShapeDtypeStruct:
 
 
 def _buffers(mesh: Mesh, geometry: StackGeometry, shape: BufferShape) -> DeviceBuffers:
-    pointers = geometry.all_cores * pointers_per_core(geometry)
+    pointers = geometry.all_cores * pointers_per_core(geometry, shape.minibatched)
     room = geometry.devices * shape.room
     return DeviceBuffers(
         placed(mesh, (pointers,), np.int32, _CUT),
@@ -244,7 +248,7 @@ def update_arguments(
 ) -> tuple[Any, ...]:
     """Return the shapes and places of the arguments of an update."""
     bags = geometry.all_cores * shape.bags
-    numbers = [np.float32] * rule.numbers
+    numbers: list[Any] = [np.float32] * rule.numbers
     if rule.optimizer == "AdagradMomentum":
         numbers[-1] = np.bool_
     return (

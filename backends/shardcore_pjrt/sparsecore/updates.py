@@ -45,6 +45,14 @@ class RowUpdate:
     numbers: int
     options: tuple[tuple[str, Any], ...]
 
+    @property
+    def minibatched(self) -> bool:
+        """Whether the package lowers it for minibatches to a call that the compiler knows.
+
+        AdagradMomentum is not: 0.1.0 gives that call another name, and its operands another order.
+        """
+        return self.optimizer != "AdagradMomentum"
+
 
 def row_update(spec: TableSpec) -> RowUpdate:
     """Return the update of a table's rows, or raise if SparseCores cannot do it.

@@ -7,21 +7,23 @@ from types import SimpleNamespace
 import numpy as np
 
 
-def partitions(geometry, pointers, minibatches, stride):
-    """Yield (device, working core, minibatch, holding core, first, end) of every partition.
+def partitions(geometry, pointers, minibatches, room, minibatched=True):
+    """Yield (working core, minibatch, holding core, first, end) of every partition.
 
-    `pointers` are those of all devices, `stride` of them for each device.
+    `pointers` are those of all devices; of the buffer, each has `room` triples.
     """
     cores, width = geometry.all_cores, max(8, geometry.all_cores)
-    for device in range(geometry.devices):
-        first = 0
-        own = iter(pointers[device * stride : (device + 1) * stride].tolist())
+    for device, of_device in enumerate(pointers.reshape(geometry.devices, -1)):
+        own, first, base = iter(of_device.tolist()), 0, device * room
         for core in range(geometry.cores):
+            if not minibatched:
+                first, base = 0, device * room + core * room // geometry.cores
             for minibatch in range(minibatches):
                 for holder in range(width):
                     end = next(own)
                     if holder < cores:
-                        yield device, core, minibatch, holder, first, end
+                        worker = device * geometry.cores + core
+                        yield worker, minibatch, holder, base + first, base + end
                     else:
                         assert end == first, "what fills up the pointers is empty"
                     first = -(-end // 8) * 8
@@ -30,20 +32,18 @@ def partitions(geometry, pointers, minibatches, stride):
 def triples_of(geometry, buffers):
     """Return {(working core, bag, holding core, row): gain}, and the minibatches of each row."""
     found, minibatches_of, counts = {}, {}, []
-    room = buffers.shape.room
-    stride = buffers.row_pointers.size // geometry.devices
-    for device, core, minibatch, holder, first, end in partitions(
-        geometry, buffers.row_pointers, buffers.num_minibatches, stride
+    shape = buffers.shape
+    for worker, minibatch, holder, first, end in partitions(
+        geometry, buffers.row_pointers, buffers.num_minibatches, shape.room, shape.minibatched
     ):
-        own = slice(device * room + first, device * room + end)
-        rows, bags = buffers.embedding_ids[own], buffers.sample_ids[own]
+        rows, bags = buffers.embedding_ids[first:end], buffers.sample_ids[first:end]
         pairs = list(zip(rows.tolist(), bags.tolist(), strict=True))
         assert pairs == sorted(set(pairs)), "triples are sorted, and no pair comes twice"
         counts.append((end - first, len(set(rows.tolist()))))
-        for (row, bag), gain in zip(pairs, buffers.gains[own].tolist(), strict=True):
-            found[device * geometry.cores + core, bag, holder, row] = gain
+        for (row, bag), gain in zip(pairs, buffers.gains[first:end].tolist(), strict=True):
+            found[worker, bag, holder, row] = gain
             minibatches_of.setdefault((holder, row), set()).add(minibatch)
-        padding = slice(own.stop, device * room + -(-end // 8) * 8)
+        padding = slice(end, -(-end // 8) * 8)
         assert (buffers.embedding_ids[padding] == 2**31 - 1).all()
         assert (buffers.sample_ids[padding] == 2**31 - 1).all()
         assert np.isnan(buffers.gains[padding]).all()

@@ -67,8 +67,9 @@ def expected_triples(geometry, features):
     layout=st.sampled_from(["mod", "div"]),
     dim=st.sampled_from([3, 8, 4096, 65536]),
     tables=st.integers(1, 3),
+    minibatched=st.booleans(),
 )
-def test_buffers_say_what_the_bags_say(seed, where, layout, dim, tables):
+def test_buffers_say_what_the_bags_say(seed, where, layout, dim, tables, minibatched):
     rng = np.random.default_rng(seed)
     devices, cores = where
     sizes = rng.integers(1, 300, tables)
@@ -80,7 +81,7 @@ def test_buffers_say_what_the_bags_say(seed, where, layout, dim, tables):
         for table, size in enumerate(sizes)
         for weighted, divided in [rng.integers(0, 2, 2).astype(bool)]
     ]
-    buffers = make_buffers(geometry, features)
+    buffers = make_buffers(geometry, features, minibatched)
     found, minibatches_of, counts = triples_of(geometry, buffers)
     expected, named = expected_triples(geometry, features)
     assert found.keys() == expected.keys()
@@ -89,7 +90,11 @@ def test_buffers_say_what_the_bags_say(seed, where, layout, dim, tables):
     assert buffers.unique_rows == len(named)
     assert all(len(of_row) == 1 for of_row in minibatches_of.values())
     assert counts[:, 0].max() <= buffers.shape.limits.ids
-    assert counts[:, 1].max() <= buffers.shape.limits.unique <= most_unique(geometry.columns)
+    assert (
+        counts[:, 1].max()
+        <= buffers.shape.limits.unique
+        <= most_unique(geometry.columns, minibatched)
+    )
     # Every number of a core is one of its bags, and every row one of its rows.
     assert all(bag < buffers.shape.bags for _, bag, *_ in found)
     assert all(row < geometry.rows_per_core for *_, row in found)
@@ -100,35 +105,40 @@ def as_they_number_rows(geometry, ids):
     return row * geometry.all_cores + core
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("minibatched", [True, False])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize(("devices", "cores"), POWERS_OF_TWO)
-def test_buffers_are_those_of_the_package(devices, cores, weighted, seed):
+def test_buffers_are_those_of_the_package(devices, cores, weighted, minibatched, seed):
     pytest.importorskip("jax_tpu_embedding", reason="jax_tpu_embedding is not installed")
     rng = np.random.default_rng(seed)
     geometry = StackGeometry((Layout.mod(int(rng.integers(1, 3000)), devices),), cores, 16)
     rows = geometry.layouts[0].num_rows
     bags = bags_of(rng, rows, devices * cores * 8 * 2 ** int(rng.integers(0, 4)), 9, weighted)
-    ours = make_buffers(geometry, [(0, bags)])
+    ours = make_buffers(geometry, [(0, bags)], minibatched)
     assert ours.num_minibatches == 1
     numbers = as_they_number_rows(geometry, bags.ids)
-    arrays, minibatches, statistics = preprocessed(
-        geometry, numbers, bags.row_splits, bags.weights, ours.shape.limits
+    (pointers, *values), minibatches, statistics = preprocessed(
+        geometry, numbers, bags.row_splits, bags.weights, ours.shape.limits, minibatched
     )
     assert minibatches == 1
     assert statistics.dropped_id_count == {"t": 0}
-    pointers, *values = arrays
     assert pointers.size == ours.row_pointers.size
-    stride, room = pointers.size // devices, values[0].size // devices
-    used = cores * max(8, geometry.all_cores)
+    pointers, used = pointers.reshape(devices, -1), cores * max(8, geometry.all_cores)
+    np.testing.assert_array_equal(
+        ours.row_pointers.reshape(devices, -1)[:, :used], pointers[:, :used]
+    )
+    # Each part of the buffer, of a device or of a core, is filled as far as its last pointer says.
+    parts = devices if minibatched else devices * cores
+    last = -(-pointers[:, :used].reshape(parts, -1)[:, -1] // 8) * 8
     own = [ours.embedding_ids, ours.sample_ids, ours.gains]
-    for device in range(devices):
-        at = slice(device * stride, device * stride + used)
-        np.testing.assert_array_equal(ours.row_pointers[at], pointers[at])
-        filled = -(-int(pointers[at][-1]) // 8) * 8  # behind that they write nothing
-        for mine, theirs in zip(own, values, strict=True):
-            mine = mine[device * ours.shape.room :][:filled]
-            np.testing.assert_allclose(mine, theirs[device * room :][:filled], rtol=1e-6)
+    for mine, theirs in zip(own, values, strict=True):
+        for part, filled in enumerate(last):
+            np.testing.assert_allclose(
+                mine.reshape(parts, -1)[part, :filled],
+                theirs.reshape(parts, -1)[part, :filled],
+                rtol=1e-6,
+            )
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -149,12 +159,9 @@ def test_minibatches_mean_what_those_of_the_package_mean(devices, cores, seed):
     assert minibatches > 1
     found, _, _ = triples_of(geometry, ours)
     room, theirs = ids.size // devices, {}
-    for device, core, _, holder, first, end in partitions(
-        geometry, pointers, minibatches, pointers.size // devices
-    ):
-        for at in range(device * room + first, device * room + end):
-            key = device * cores + core, int(samples[at]), holder, int(ids[at])
-            theirs[key] = gains[at]
+    for worker, _, holder, first, end in partitions(geometry, pointers, minibatches, room):
+        for at in range(first, end):
+            theirs[worker, int(samples[at]), holder, int(ids[at])] = gains[at]
     assert found.keys() == theirs.keys()
     for key, gain in theirs.items():
         assert found[key] == pytest.approx(gain, rel=1e-6)
@@ -196,6 +203,18 @@ def test_too_many_rows_for_the_cores_are_refused():
     )
     with pytest.raises(ShardcoreValueError, match=f"^{told}$"):
         make_buffers(geometry, [(0, bags)])
+
+
+def test_too_many_rows_for_one_minibatch_are_refused():
+    geometry = StackGeometry((Layout.mod(10_000, 1),), cores=2, dim=8192)
+    bags = FeatureBags(np.arange(200), np.array([0, 200]))
+    assert make_buffers(geometry, [(0, bags)]).num_minibatches > 1
+    told = (
+        "the ids of a batch from bags of one SparseCore to rows of another must be at most 64 "
+        "distinct rows in one minibatch, got 100: use smaller batches or more devices"
+    )
+    with pytest.raises(ShardcoreValueError, match=f"^{re.escape(told)}$"):
+        make_buffers(geometry, [(0, bags)], minibatched=False)
 
 
 def test_an_id_in_too_many_bags_of_a_core_is_refused(monkeypatch):

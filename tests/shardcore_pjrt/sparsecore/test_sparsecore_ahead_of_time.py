@@ -23,7 +23,7 @@ from shardcore.sharding import Layout
 
 pytestmark = pytest.mark.libtpu
 
-WEIGHTS, BAGS, ROOM = 1 << 26, 512, 20_480
+WEIGHTS, ACTIVATIONS, ROOM = 1 << 26, 1 << 16, 20_480
 CASES = [
     ("v6e:2x2", 16, "Adagrad"),
     ("v6e:2x2", 128, "SGD"),
@@ -48,6 +48,11 @@ def stack(name, dim):
     return mesh, StackGeometry((Layout.mod(rows, mesh.size),), cores, dim)
 
 
+def in_place(found, expected):
+    """Return whether bytes are those of arrays that may end with part of a tile of padding."""
+    return expected <= found < expected * 1.0001
+
+
 def needs(program, arguments):
     """Return bytes updated in place, and of temporaries."""
     memory = program.lower(*arguments).compile().memory_analysis()
@@ -57,11 +62,12 @@ def needs(program, arguments):
 @pytest.mark.parametrize(("name", "dim", "optimizer"), CASES)
 def test_tables_are_updated_in_place_and_never_copied(name, dim, optimizer):
     mesh, geometry = stack(name, dim)
-    shape = BufferShape(BAGS, ROOM, Limits(1024, most_unique(geometry.columns)))
     table = 4 * geometry.rows_per_device * geometry.columns
     made = getattr(optimizers, optimizer)(preset="tpu")
     spec = TableSpec("t", 9, dim, np.dtype("float32"), Zeros(), 0, made)
     rule = row_update(spec)
+    limits = Limits(1024, most_unique(geometry.columns))
+    shape = BufferShape(ACTIVATIONS // geometry.columns // 8 * 8, ROOM, limits, rule.minibatched)
     aliased, temporaries = needs(
         programs.lookup_program(mesh, geometry, shape),
         programs.lookup_arguments(mesh, geometry, shape),
@@ -72,22 +78,26 @@ def test_tables_are_updated_in_place_and_never_copied(name, dim, optimizer):
         programs.update_program(mesh, geometry, shape, rule),
         programs.update_arguments(mesh, geometry, shape, rule),
     )
-    assert aliased == table * (1 + len(rule.slots))
+    assert in_place(aliased, table * (1 + len(rule.slots)))
     assert temporaries < table / 100
 
 
-@pytest.mark.parametrize(("name", "dim"), [("v6e:2x2", 16), ("v5p:2x2x1", 24), ("tpu7x:2x2x1", 128)])
+@pytest.mark.parametrize(
+    ("name", "dim"), [("v6e:2x2", 16), ("v5p:2x2x1", 24), ("tpu7x:2x2x1", 128)]
+)
 def test_the_host_reads_and_writes_without_a_copy(name, dim):
     mesh, geometry = stack(name, dim)
     table = 4 * geometry.rows_per_device * geometry.columns
     aliased, temporaries = needs(
         programs.read_program(mesh, geometry), programs.read_arguments(mesh, geometry, 1024)
     )
-    assert (aliased, temporaries < table / 100) == (0, True)
+    assert aliased == 0
+    assert temporaries < table / 100
     aliased, temporaries = needs(
         programs.write_program(mesh, geometry), programs.write_arguments(mesh, geometry, 1024)
     )
-    assert (aliased, temporaries < table / 100) == (table, True)
+    assert in_place(aliased, table)
+    assert temporaries < table / 100
     memory = programs.filled_program(mesh, geometry, 0.5).lower().compile().memory_analysis()
-    assert memory.output_size_in_bytes == table
+    assert in_place(memory.output_size_in_bytes, table)
     assert memory.temp_size_in_bytes < table / 100
