@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from shardcore.errors import ShardcoreValueError
 from shardcore.plugins import BackendSpec, CommandSpec, hookimpl
 from shardcore_pjrt.capabilities import CAPABILITIES
 
 if TYPE_CHECKING:
     import jax
 
-    from shardcore_pjrt.backend import PjrtBackend
+    from shardcore.backend import Backend
 
 __all__ = ["shardcore_backends", "shardcore_commands"]
 
@@ -49,18 +50,37 @@ def _make(
     devices: int | Sequence[jax.Device] | None = None,
     lanes: int | None = None,
     exchange: Literal["gather", "all_to_all"] | None = None,
-) -> PjrtBackend:
+    strategy: Literal["sparsecore"] | None = None,
+) -> Backend:
     from shardcore_pjrt.platform.installation import require
 
     require(platform)  # first: the backend's own imports would fail less clearly
+    if strategy is not None:
+        return _make_in_sparsecores(platform, devices, lanes, exchange, strategy)
     from shardcore_pjrt.backend import PjrtBackend
 
     return PjrtBackend(platform, devices, lanes, exchange)
+
+
+def _make_in_sparsecores(
+    platform: str, devices: Any, lanes: object, exchange: object, strategy: object
+) -> Backend:
+    if strategy != "sparsecore":
+        raise ShardcoreValueError(f"strategy must be None or 'sparsecore', got {strategy!r}")
+    for argument, value in (("lanes", lanes), ("exchange", exchange)):
+        if value is not None:
+            raise ShardcoreValueError(
+                f"{argument} must be None with strategy 'sparsecore', got {value!r}"
+            )
+    from shardcore_pjrt.sparsecore.backend import SparseCoreBackend
+
+    return SparseCoreBackend(platform, devices)
 
 
 def _make_tpu(
     devices: int | Sequence[jax.Device] | None = None,
     lanes: int | None = None,
     exchange: Literal["gather", "all_to_all"] | None = None,
-) -> PjrtBackend:
-    return _make("tpu", devices, lanes, exchange)
+    strategy: Literal["sparsecore"] | None = None,
+) -> Backend:
+    return _make("tpu", devices, lanes, exchange, strategy)

@@ -1,0 +1,439 @@
+"""The backend of tables in SparseCores: TPU devices of one process.
+
+Tables that are alike are stacked: one lookup and one update serve them all. Stacks are made when a
+table is used for the first time, of all the tables that there are by then; XLA would need room for
+a stack twice to add a table to it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from numpy.typing import NDArray
+
+from shardcore.backend import (
+    Backend,
+    Capabilities,
+    FeatureBags,
+    NotFinite,
+    TableBatch,
+    TableSpec,
+    TableUpdate,
+)
+from shardcore.errors import ShardcoreValueError, UnavailableError
+from shardcore.extras import pip_install
+from shardcore.initializers import fill
+from shardcore.optimizer import initial_slots
+from shardcore.sharding import Layout
+from shardcore.store import changed_here
+from shardcore_pjrt.mesh.placing import (
+    fetched,
+    on_mesh,
+    over_devices,
+    put,
+    resharding_program,
+    whole,
+)
+from shardcore_pjrt.platform.installation import devices_of
+from shardcore_pjrt.programs.activations import as_cut, trimmed
+from shardcore_pjrt.programs.compiled import Programs
+from shardcore_pjrt.programs.refusals import Refusals
+from shardcore_pjrt.sparsecore.buffers import Buffers, bags_of_core, make_buffers
+from shardcore_pjrt.sparsecore.primitives import CORES, DeviceBuffers
+from shardcore_pjrt.sparsecore.programs import (
+    features_program,
+    gradients_program,
+    lookup_program,
+    update_program,
+)
+from shardcore_pjrt.sparsecore.stack import Stack
+from shardcore_pjrt.sparsecore.stack_geometry import StackGeometry, rounded_up
+from shardcore_pjrt.sparsecore.updates import RowUpdate, numbers_of, row_update
+
+__all__ = ["SparseCoreBackend"]
+
+CAPABILITIES: Final = Capabilities(
+    dtypes=("float32",),
+    placements=("row",),
+    exchanges=("exact",),
+    quantization=False,
+    device_arrays=True,
+    slot_dtypes=("float32",),
+    max_norm=False,
+)
+
+
+class _Route(NamedTuple):
+    """Some bags of a stack's tables, and their buffers on the host and on the devices."""
+
+    stack: Stack
+    features: tuple[tuple[int, FeatureBags], ...]
+    buffers: Buffers
+    placed: DeviceBuffers
+
+
+class SparseCoreBackend(Backend):
+    """Tables in the SparseCores of TPU devices.
+
+    Parameters
+    ----------
+    platform : str, default "tpu"
+    devices : int or sequence of jax.Device, optional
+        How many of the platform's devices, or which; a power of two. None: all of them.
+    cores : int, optional
+        SparseCores of each device. None: by the kind of the devices.
+
+    Attributes
+    ----------
+    mesh : jax.sharding.Mesh
+        Of one axis, "x": how activations are cut, by sample.
+
+    Raises
+    ------
+    UnavailableError, ShardcoreValueError, ShardcoreTypeError
+        If jax-tpu-embedding, JAX or the platform is missing or broken, the devices have no
+        SparseCores, or an argument breaks its rule.
+    """
+
+    name = "pjrt"
+    capabilities = CAPABILITIES
+
+    def __init__(
+        self, platform: str = "tpu", devices: Any = None, cores: int | None = None
+    ) -> None:
+        super().__init__()
+        used = devices_of(platform, devices)
+        if importlib.util.find_spec("jax_tpu_embedding") is None:
+            raise UnavailableError(
+                "strategy 'sparsecore' cannot be used here: jax_tpu_embedding is not installed; "
+                f"{pip_install('sparsecore')}"
+            )
+        self.platform = platform
+        self.mesh = Mesh(np.array(used), ("x",))
+        self._cores = _cores_of(used[0]) if cores is None else cores
+        if self.mesh.size & (self.mesh.size - 1):
+            raise ShardcoreValueError(
+                "devices must be a power of two with strategy 'sparsecore', "
+                f"got {self.mesh.size} devices"
+            )
+        if any(device.process_index != used[0].process_index for device in used):
+            raise ShardcoreValueError(
+                "devices must be of one process with strategy 'sparsecore', got those of several"
+            )
+        self._programs = Programs()
+        self._stacks: dict[str, Stack] = {}
+        self._waiting: dict[str, TableSpec] = {}
+        self._refusals = Refusals(self.mesh, self._programs)
+        self._lock = threading.RLock()
+
+    def change(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call ``function(*arguments)``, which changes tables, in this thread."""
+        return changed_here(function, *arguments)
+
+    @property
+    def num_hosts(self) -> int:
+        """How many devices samples and rows are cut over."""
+        return int(self.mesh.size)
+
+    def check_table(self, spec: TableSpec) -> None:
+        """Raise unless the backend can have such a table.
+
+        Raises
+        ------
+        ShardcoreTypeError, ShardcoreValueError
+            If `capabilities` or its optimizer rule it out: see `row_update`.
+        """
+        super().check_table(spec)
+        _rule(spec)
+
+    # --- tables ----------------------------------------------------------------------------------
+
+    def make_table(self, spec: TableSpec) -> None:
+        """Note a table; its rows and slots are made when one is used for the first time.
+
+        Raises
+        ------
+        ShardcoreValueError
+            If a core would hold 2**31 - 1 rows or more.
+        """
+        layout = Layout.of(spec.layout, spec.num_rows, self.num_hosts)
+        try:
+            StackGeometry((layout,), self._cores, spec.dim)
+        except ShardcoreValueError as error:
+            raise ShardcoreValueError(f"table {spec.name!r}: {error}") from error
+        first = np.arange(min(1, spec.num_rows))  # an initializer that fails shall fail now
+        rows = np.empty((first.size, spec.dim), spec.dtype)
+        fill(rows, spec.initializer, first, spec.seed)
+        initial_slots(spec.optimizer, rows, first, spec.seed)
+        with self._lock:
+            self._waiting[spec.name] = spec
+
+    def remove_table(self, table: str) -> None:
+        """Forget a table; the memory of a stack goes with its last table."""
+        with self._lock:
+            self._waiting.pop(table, None)
+            self._stacks.pop(table, None)
+
+    def _stack(self, table: str) -> Stack:
+        """Return the stack of a table, made now if its table is new."""
+        if self._waiting:
+            alike: dict[Any, list[TableSpec]] = {}
+            for spec in self._waiting.values():
+                alike.setdefault((rounded_up(spec.dim), _rule(spec)), []).append(spec)
+            made = [
+                Stack(self.mesh, self._cores, specs, rule, self._programs)
+                for (_, rule), specs in alike.items()
+            ]
+            for stack in made:
+                self._stacks.update(dict.fromkeys(stack.position, stack))
+            self._waiting.clear()
+        return self._stacks[table]
+
+    def gather(self, table: str, slot: str | None, rows: NDArray[np.int64]) -> NDArray[Any]:
+        """Return copies of rows in request order."""
+        with self._lock:
+            return self._stack(table).gather(table, slot, rows)
+
+    def scatter(
+        self, table: str, slot: str | None, rows: NDArray[np.int64], values: NDArray[Any]
+    ) -> None:
+        """Overwrite distinct rows."""
+        with self._lock:
+            self._stack(table).scatter(table, slot, rows, values)
+
+    # --- lookup ----------------------------------------------------------------------------------
+
+    def lookup(self, batches: Sequence[TableBatch]) -> list[list[Any]]:
+        """Return the activations of every feature as arrays on the devices.
+
+        They are cut over the devices by bag where their number is a multiple of that of the
+        devices; else every device holds all of them.
+        """
+        with self._lock:
+            found: list[list[Any]] = [[] for _ in batches]
+            for stack, members in self._by_stack(batch.table for batch in batches):
+                own = [batches[at] for at in members]
+                route = self._routed(stack, [(one, one.features) for one in own])
+                activations = iter(self._looked_up(route))
+                for at, batch in zip(members, own, strict=True):
+                    found[at] = [next(activations) for _ in batch.features]
+                    if batch.training:
+                        batch.route = route
+            return found
+
+    def _by_stack(self, tables: Any) -> list[tuple[Stack, list[int]]]:
+        """Return the stacks of tables, each with the positions of its tables."""
+        members: dict[int, tuple[Stack, list[int]]] = {}
+        for at, table in enumerate(tables):
+            stack = self._stack(table)
+            members.setdefault(id(stack), (stack, []))[1].append(at)
+        return list(members.values())
+
+    def _routed(
+        self, stack: Stack, batches: Sequence[tuple[TableBatch, Sequence[FeatureBags]]]
+    ) -> _Route:
+        """Make the buffers of some bags of a stack's tables, and put them on the devices."""
+        features = tuple(
+            (stack.position[batch.table], bags) for batch, own in batches for bags in own
+        )
+        try:
+            made = make_buffers(stack.geometry, features, stack.minibatched)
+        except ShardcoreValueError as error:
+            tables = ", ".join(repr(batch.table) for batch, _ in batches)
+            raise ShardcoreValueError(f"table {tables}: {error}") from error
+        arrays: dict[str, NDArray[Any]] = {
+            "row_pointers": made.row_pointers,
+            "embedding_ids": made.embedding_ids,
+            "sample_ids": made.sample_ids,
+            "gains": made.gains,
+            "num_minibatches": np.array(made.num_minibatches, np.int32),
+        }
+        shardings = dict.fromkeys(arrays, over_devices(self.mesh))
+        shardings["num_minibatches"] = whole(self.mesh)
+        return _Route(stack, features, made, DeviceBuffers(**put(arrays, shardings)))
+
+    def _looked_up(self, route: _Route) -> list[jax.Array]:
+        """Return the activations of every feature of a route."""
+        stack, made = route.stack, route.buffers
+        geometry, spread = stack.geometry, made.spread
+        if not spread.features:
+            return []
+        look_up = self._programs.get(lookup_program, self.mesh, geometry, made.shape)
+        cut = self._programs.get(
+            features_program,
+            self.mesh,
+            geometry,
+            bags_of_core(geometry, spread),
+            tuple(
+                (start, bags, stack.dim_of(table))
+                for start, bags, (table, _) in zip(
+                    spread.starts, spread.bags, route.features, strict=True
+                )
+            ),
+        )
+        padded = cut(look_up(route.placed, stack.arrays[None]))
+        return [
+            trimmed(self.mesh, self._programs, one, bags.num_bags)
+            for one, bags in zip(padded, spread.features, strict=True)
+        ]
+
+    # --- update ----------------------------------------------------------------------------------
+
+    def takes_gradient(self, gradient: object) -> bool:
+        """Return whether `gradient` is a JAX array on devices of this backend."""
+        if not isinstance(gradient, jax.Array):
+            return False
+        return bool(gradient.sharding.device_set <= set(self.mesh.devices.flat))
+
+    def apply(self, updates: Sequence[TableUpdate]) -> None:
+        """Update each touched row once, in place; returns before the devices have done so."""
+        with self._lock:
+            held = [self._with_gradients_at_hand(update) for update in updates]
+            ready = []
+            for stack, members in self._by_stack(update.batch.table for update in held):
+                for own, numbers in self._alike([held[at] for at in members]):
+                    route = self._route_of(stack, own)
+                    if route.buffers.unique_rows:
+                        ready.append((route, own, numbers))
+            go = self._refusals.test(held)
+            calls = [
+                (route.stack, *self._ready(route, own, numbers, go))
+                for route, own, numbers in ready
+            ]
+            for stack, program, arguments in calls:  # what fails does so before a row has changed
+                self._programs.trace(program, (tuple(stack.arrays.values()), *arguments))
+            for stack, program, arguments in calls:
+                stack.replace(program(tuple(stack.arrays.values()), *arguments))
+            for route, *_ in ready:
+                self.count_unique_rows(route.buffers.unique_rows)
+
+    def _with_gradients_at_hand(self, update: TableUpdate) -> TableUpdate:
+        """Return an update whose gradients on devices are on all devices of the mesh."""
+        gradients = tuple(
+            on_mesh(one, self.mesh) if isinstance(one, jax.Array) else one
+            for one in update.gradients
+        )
+        return dataclasses.replace(update, gradients=gradients)
+
+    def _alike(
+        self, updates: Sequence[TableUpdate]
+    ) -> list[tuple[list[TableUpdate], tuple[Any, ...]]]:
+        """Return the updates of a stack by the numbers of their optimizers, which a call shares."""
+        found: dict[Any, list[TableUpdate]] = {}
+        for update in updates:
+            spec = self.specs[update.batch.table]
+            found.setdefault(numbers_of(spec, update.hyper, update.step), []).append(update)
+        return [(own, numbers) for numbers, own in found.items()]
+
+    def _route_of(self, stack: Stack, updates: Sequence[TableUpdate]) -> _Route:
+        """Return the route of the lookup where the same features have gradients, else a new one."""
+        active = [
+            (
+                one.batch,
+                [
+                    bags
+                    for bags, gradient in zip(one.batch.features, one.gradients, strict=True)
+                    if gradient is not None
+                ],
+            )
+            for one in updates
+        ]
+        known = updates[0].batch.route
+        if isinstance(known, _Route) and known.stack is stack:
+            wanted = [bags for _, own in active for bags in own]
+            if [id(bags) for _, bags in known.features] == [id(bags) for bags in wanted]:
+                return known
+        return self._routed(stack, active)
+
+    def _ready(
+        self,
+        route: _Route,
+        updates: Sequence[TableUpdate],
+        numbers: tuple[Any, ...],
+        go: jax.Array,
+    ) -> tuple[Any, tuple[Any, ...]]:
+        """Return the program of an update, and its arguments besides the arrays."""
+        stack, made = route.stack, route.buffers
+        geometry, spread = stack.geometry, made.spread
+        given = [one for update in updates for one in update.gradients if one is not None]
+        cut = [
+            as_cut(self.mesh, self._programs, gradient, bags * geometry.devices)
+            for gradient, bags in zip(given, spread.bags, strict=True)
+        ]
+        join = self._programs.get(
+            gradients_program,
+            self.mesh,
+            geometry,
+            made.shape,
+            bags_of_core(geometry, spread),
+            len(cut),
+        )
+        program = self._programs.get(update_program, self.mesh, geometry, made.shape, stack.rule)
+        named = {f"{at}": np.asarray(number) for at, number in enumerate(numbers)}
+        placed = put(named, dict.fromkeys(named, whole(self.mesh)))
+        return program, (route.placed, join(*cut), tuple(placed[name] for name in named), go)
+
+    def check_updates(self, wait: bool) -> NotFinite | None:
+        """Report a gradient that was not finite, and how many updates did nothing; once."""
+        with self._lock:
+            return self._refusals.report(wait)
+
+    def weight_dots(self, update: TableUpdate) -> list[NDArray[Any] | None]:
+        """Return, per feature with a gradient, each occurrence's row times its bag's gradient."""
+        with self._lock:
+            held = self._with_gradients_at_hand(update)
+            show = resharding_program(whole(self.mesh))
+            gradients = tuple(
+                fetched(show(one)) if isinstance(one, jax.Array) else one for one in held.gradients
+            )
+            return super().weight_dots(dataclasses.replace(update, gradients=gradients))
+
+    # --- counters --------------------------------------------------------------------------------
+
+    def counters(self) -> dict[str, int]:
+        """Return what the backend has counted since it was made.
+
+        Returns
+        -------
+        dict of str to int
+            ``unique_rows``, as every backend; ``programs``: the compiled programs it has used;
+            ``stacks``: the stacks that its tables are in.
+        """
+        with self._lock:
+            stacks = len({id(stack) for stack in self._stacks.values()})
+            return {**super().counters(), "programs": self._programs.distinct, "stacks": stacks}
+
+    def close(self) -> None:
+        """Release the tables."""
+        with self._lock:
+            self._stacks.clear()
+            self._waiting.clear()
+            super().close()
+
+
+def _rule(spec: TableSpec) -> RowUpdate | None:
+    return None if spec.optimizer is None else row_update(spec)
+
+
+def _cores_of(device: jax.Device) -> int:
+    """Return how many SparseCores a device has.
+
+    Raises
+    ------
+    ShardcoreValueError
+        If it has none, or JAX's name of its kind is new.
+    """
+    cores = CORES.get(device.device_kind)
+    if cores is None:
+        raise ShardcoreValueError(
+            "devices must have SparseCores with strategy 'sparsecore', which those of kind "
+            f"{', '.join(map(repr, CORES))} have, got {device.device_kind!r}"
+        )
+    return cores
