@@ -1,0 +1,48 @@
+"""The conformance suite on emulated SparseCores."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+from shardcore_pjrt.sparsecore.backend import SparseCoreBackend
+
+from shardcore.testing import BackendConformance
+
+pytestmark = pytest.mark.usefixtures("emulated")
+
+
+def stored_rows(backend, table, slot):
+    """Return what the devices hold, put together on the host without any of the backend's reads."""
+    stack = backend._stack(table)
+    geometry, at = stack.geometry, stack.position[table]
+    layout = geometry.layouts[at]
+    held = np.asarray(stack.arrays[slot]).reshape(
+        geometry.devices, geometry.cores, geometry.rows_per_core, geometry.columns
+    )
+    rows = np.empty((layout.num_rows, stack.dim_of(at)), np.float32)
+    for device in range(geometry.devices):
+        for local, row in enumerate(layout.global_rows(device).tolist()):
+            of_core = geometry.first_rows[at] + local // geometry.cores
+            rows[row] = held[device, local % geometry.cores, of_core, : rows.shape[1]]
+    return rows
+
+
+class TestFourCores(BackendConformance):
+    exact = False
+    max_examples = 5  # nearly every call of a run is one more program to compile
+    steps_per_example = 12
+
+    @pytest.fixture
+    def backend(self):
+        backend = SparseCoreBackend("cpu", 2, 2)
+        yield backend
+        backend.close()
+
+    @pytest.fixture
+    def raw_rows(self):
+        return stored_rows
+
+    @pytest.fixture
+    def to_device(self):
+        return lambda backend, array: jax.device_put(array, backend.mesh.devices.flat[0])
