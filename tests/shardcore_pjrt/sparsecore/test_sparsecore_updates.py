@@ -180,9 +180,7 @@ def test_other_optimizers_are_refused():
 
 
 def test_a_rate_of_0_is_refused_where_it_divides():
-    told = (
-        "table 't' must have a learning_rate > 0 on SparseCores, whose FTRL divides by it; got 0"
-    )
+    told = "table 't' must have a learning_rate > 0 on SparseCores, whose FTRL divides by it; got 0"
     spec = table(sc.optimizers.FTRL(0.0))
     with pytest.raises(ShardcoreValueError, match=f"^{re.escape(told)}$"):
         numbers_of(spec, spec.optimizer.hyper(), 1)
