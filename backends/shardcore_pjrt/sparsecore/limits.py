@@ -15,7 +15,15 @@ from numpy.typing import NDArray
 
 from shardcore.errors import ShardcoreValueError
 
-__all__ = ["MOST_IDS", "MOST_MINIBATCHES", "Limits", "buckets_of", "choose_limits", "most_unique"]
+__all__ = [
+    "MOST_IDS",
+    "MOST_MINIBATCHES",
+    "Limits",
+    "buckets_of",
+    "choose_limits",
+    "most_unique",
+    "preferred_unique",
+]
 
 MOST_IDS: Final = 1 << 17
 """Triples of a partition in one minibatch."""
@@ -46,18 +54,26 @@ class Limits:
     unique: int
 
 
-def most_unique(columns: int, minibatched: bool = True) -> int:
-    """Return how many distinct rows a partition may have in a minibatch, of several or the only.
+def preferred_unique(columns: int) -> int:
+    """Return how many distinct rows a partition has in a minibatch, where that suffices.
 
     Examples
     --------
-    >>> [most_unique(columns) for columns in (8, 128, 256, 1024, 100_000)]
+    >>> [preferred_unique(columns) for columns in (8, 128, 256, 1024, 100_000)]
     [512, 512, 256, 64, 8]
-    >>> most_unique(128, minibatched=False)
+    """
+    return max(8, min(512, _UNIQUE_VALUES // columns) // 8 * 8)
+
+
+def most_unique(columns: int) -> int:
+    """Return how many distinct rows a partition may have in a minibatch.
+
+    Examples
+    --------
+    >>> most_unique(128)
     4096
     """
-    most = max(8, min(512, _UNIQUE_VALUES // columns) // 8 * 8)
-    return most if minibatched else 8 * most
+    return 8 * preferred_unique(columns)
 
 
 def buckets_of(rows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -84,7 +100,8 @@ def choose_limits(
     columns : int
         Of the stack.
     minibatched : bool
-        Whether there may be several; if not, one may have more distinct rows.
+        Whether there may be several. The last that there may be, one or the 64th, may have more
+        distinct rows than is preferred: such a program takes longer to compile.
 
     Raises
     ------
@@ -98,22 +115,24 @@ def choose_limits(
     >>> choose_limits(np.array([[700]]), np.array([[600]]), 128) is None
     True
     """
-    most, buckets = most_unique(columns, minibatched), ids.shape[1]
+    preferred, most, buckets = preferred_unique(columns), most_unique(columns), ids.shape[1]
     minibatches = 1
     while True:
         shape = (ids.shape[0], minibatches, -1)
         found = int(ids.reshape(shape).sum(axis=2).max(initial=0))
         distinct = int(unique.reshape(shape).sum(axis=2).max(initial=0))
-        if found <= MOST_IDS and distinct <= most:
+        last = minibatches == (MOST_MINIBATCHES if minibatched else 1)
+        allowed = most if last else preferred
+        if found <= MOST_IDS and distinct <= allowed:
             return minibatches, Limits(
                 _power_of_two(max(found, _LEAST_IDS)),
-                min(most, _power_of_two(max(distinct, _LEAST_UNIQUE))),
+                min(allowed, _power_of_two(max(distinct, _LEAST_UNIQUE))),
             )
-        if minibatches == buckets:
+        if last:
             break
+        if minibatches == buckets:
+            return None
         minibatches *= 2
-    if minibatched and buckets < MOST_MINIBATCHES:
-        return None
     count, limit, kind = (
         (distinct, most, "distinct rows") if distinct > most else (found, MOST_IDS, "ids")
     )

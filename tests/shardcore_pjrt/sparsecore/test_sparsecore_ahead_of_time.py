@@ -11,7 +11,7 @@ from shardcore_pjrt.planning.ahead_of_time import tpu_mesh
 from shardcore_pjrt.planning.topologies import topology
 from shardcore_pjrt.sparsecore import programs
 from shardcore_pjrt.sparsecore.buffers import BufferShape
-from shardcore_pjrt.sparsecore.limits import Limits, most_unique
+from shardcore_pjrt.sparsecore.limits import Limits, preferred_unique
 from shardcore_pjrt.sparsecore.primitives import CORES
 from shardcore_pjrt.sparsecore.stack_geometry import StackGeometry
 from shardcore_pjrt.sparsecore.updates import row_update
@@ -66,7 +66,7 @@ def test_tables_are_updated_in_place_and_never_copied(name, dim, optimizer):
     made = getattr(optimizers, optimizer)(preset="tpu")
     spec = TableSpec("t", 9, dim, np.dtype("float32"), Zeros(), 0, made)
     rule = row_update(spec)
-    limits = Limits(1024, most_unique(geometry.columns))
+    limits = Limits(1024, preferred_unique(geometry.columns))
     bags = min(512, 2**16 // geometry.columns)  # of a core
     shape = BufferShape(bags, ROOM, limits, rule.minibatched)
     aliased, temporaries = needs(

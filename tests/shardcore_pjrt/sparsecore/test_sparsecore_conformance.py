@@ -48,8 +48,18 @@ def probe(monkeypatch):
 
 class TestFourCores(BackendConformance):
     exact = False
-    max_examples = 5  # nearly every call of a run is one more program to compile
-    steps_per_example = 12
+    max_examples = 3  # nearly every call of a run is one more program to compile
+    steps_per_example = 10
+
+    # These name slots of the suite's own optimizer:
+    test_create_fills_slots = None
+    test_drop_forgets_that_table_only = None
+    test_gather_read_shards = None
+    test_scatter_and_write_change_those_rows_only = None
+    test_what_comes_out_and_goes_in_is_copied = None
+    # This one needs an optimizer that moves rows by gradients of 0, and this one that fails:
+    test_apply_leaves_rows_alone_that_no_gradient_names = None
+    test_apply_that_fails_changes_nothing = None
 
     @pytest.fixture
     def backend(self):
