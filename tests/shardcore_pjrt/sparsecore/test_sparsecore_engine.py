@@ -10,7 +10,9 @@ import pytest
 from shardcore_pjrt.sparsecore.backend import SparseCoreBackend
 
 import shardcore as sc
+from shardcore.backend import TableSpec
 from shardcore.errors import ShardcoreValueError
+from shardcore.initializers import RowId
 
 pytestmark = pytest.mark.usefixtures("emulated")
 
@@ -259,3 +261,13 @@ def test_tables_that_cores_cannot_hold_are_refused_before_they_are_made():
     with pytest.raises(ShardcoreValueError, match="must have an optimizer that SparseCores have"):
         sc.ShardedEmbedding(one_table()(), sc.optimizers.RowwiseAdagrad(0.1), backend)
     assert backend.specs == {}
+
+
+def test_a_row_that_is_written_leaves_those_in_its_line():
+    backend = SparseCoreBackend("cpu", 1, 2)
+    backend.create_table(TableSpec("t", 20, 5, np.dtype("float32"), RowId(), 0))
+    rows = np.arange(20)
+    expected = backend.gather("t", None, rows)
+    expected[3] = 9
+    backend.scatter("t", None, np.array([3]), np.full((1, 5), 9, np.float32))
+    np.testing.assert_array_equal(backend.gather("t", None, rows), expected)
