@@ -6,14 +6,16 @@ import re
 import weakref
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import shardcore_pjrt.backend
 from shardcore_pjrt.backend import PjrtBackend
 from shardcore_pjrt.mesh.geometry import Geometry
 from shardcore_pjrt.programs import split_features
+from shardcore_pjrt.programs.sent_lists import sent_lists
 from shardcore_pjrt.routing.update_route import route_update
-from shardcore_pjrt.stacks import global_row_ids, stacked
+from shardcore_pjrt.stacks import numbered, stacked
 
 import shardcore as sc
 from shardcore.backend import QuantizationConfig, TableBatch, TableSpec
@@ -106,7 +108,8 @@ def test_a_shard_is_as_long_as_the_longest_needs():
 
 
 @pytest.mark.parametrize("lanes", [1, 128])
-def test_rows_of_an_update_are_numbered_by_table(lanes):
+@pytest.mark.parametrize("exchange", ["gather", "all_to_all"])
+def test_rows_of_an_update_are_numbered_by_table(exchange, lanes):
     layouts = ["mod", (2, 0, 18), "div", "mod"]
     specs = [spec_of(f"{i}", num_rows=20, layout=one) for i, one in enumerate(layouts)]
     tables = [(one, Geometry(20, 4, 3, "row", lanes, one.layout), "mesh") for one in specs]
@@ -116,17 +119,21 @@ def test_rows_of_an_update_are_numbered_by_table(lanes):
     features = [
         bag for one, member in zip(bags, stack.members, strict=True) for bag in member.bags([one])
     ]
-    route = route_update(stack.geometry, features, "gather", True, True)
-    expected = np.full(route.arrays["row_ids"].shape, -1)
+    route = numbered(stack.members, route_update(stack.geometry, features, exchange, True, True))
     k = stack.geometry.rows_per_line
-    for member, one in zip(stack.members, bags, strict=True):
-        for row in np.unique(one.ids):
-            shard, local = (int(at) for at in member.layout.locate(row))
-            line, place = divmod(int(member.start[shard]) + local, k)
-            at = int(np.flatnonzero(route.arrays["lines"][shard] == line)[0])
-            expected[shard, at * k + place] = row
-    global_row_ids(stack.members, route.arrays)
-    np.testing.assert_array_equal(route.arrays["row_ids"], expected)
+    for shard in range(3):
+        mine = {name: one[shard] if one.ndim else one for name, one in route.arrays.items()}
+        if exchange == "all_to_all":
+            mine |= sent_lists(jax.tree.map(jnp.asarray, mine), stack.geometry, route.shape)
+        lines = np.asarray(mine["lines"])
+        expected = np.full(lines.size * k, -1)
+        for member, one in zip(stack.members, bags, strict=True):
+            for row in np.unique(one.ids):
+                owner, local = (int(at) for at in member.layout.locate(row))
+                if owner == shard:
+                    line, place = divmod(int(member.start[shard]) + local, k)
+                    expected[int(np.flatnonzero(lines == line)[0]) * k + place] = row
+        np.testing.assert_array_equal(mine["row_ids"], expected)
 
 
 OPTIMIZERS = [

@@ -42,7 +42,12 @@ from shardcore_pjrt.mesh.placing import (
     whole,
 )
 from shardcore_pjrt.platform.installation import devices_of
-from shardcore_pjrt.programs.activations import as_cut, trimmed
+from shardcore_pjrt.programs.activations import (
+    Filling,
+    filled_up,
+    filled_up_on_devices,
+    trimmed,
+)
 from shardcore_pjrt.programs.compiled import Programs
 from shardcore_pjrt.programs.refusals import Refusals
 from shardcore_pjrt.sparsecore.buffers import Buffers, bags_of_core, make_buffers
@@ -280,8 +285,8 @@ class SparseCoreBackend(Backend):
         )
         padded = cut(look_up(route.placed, stack.arrays[None]))
         return [
-            trimmed(self.mesh, self._programs, one, bags.num_bags)
-            for one, bags in zip(padded, spread.features, strict=True)
+            trimmed(self.mesh, self._programs, one, own, bags.num_bags)
+            for one, own, bags in zip(padded, spread.own, spread.features, strict=True)
         ]
 
     # --- update ----------------------------------------------------------------------------------
@@ -308,7 +313,7 @@ class SparseCoreBackend(Backend):
                 for route, own, numbers in ready
             ]
             for stack, program, arguments in calls:  # what fails does so before a row has changed
-                self._programs.trace(program, (tuple(stack.arrays.values()), *arguments))
+                program.trace((tuple(stack.arrays.values()), *arguments))
             for stack, program, arguments in calls:
                 stack.replace(program(tuple(stack.arrays.values()), *arguments))
             for route, *_ in ready:
@@ -364,8 +369,8 @@ class SparseCoreBackend(Backend):
         geometry, spread = stack.geometry, made.spread
         given = [one for update in updates for one in update.gradients if one is not None]
         cut = [
-            as_cut(self.mesh, self._programs, gradient, bags * geometry.devices)
-            for gradient, bags in zip(given, spread.bags, strict=True)
+            self._cut(gradient, Filling(geometry.devices, room, own))
+            for gradient, room, own in zip(given, spread.bags, spread.own, strict=True)
         ]
         join = self._programs.get(
             gradients_program,
@@ -379,6 +384,13 @@ class SparseCoreBackend(Backend):
         named = {f"{at}": np.asarray(number) for at, number in enumerate(numbers)}
         placed = put(named, dict.fromkeys(named, whole(self.mesh)))
         return program, (route.placed, join(*cut), tuple(placed[name] for name in named), go)
+
+    def _cut(self, gradient: jax.Array | NDArray[Any], filling: Filling) -> jax.Array:
+        """Return a feature's gradient, filled up, cut over the devices by bag."""
+        if isinstance(gradient, jax.Array):
+            return filled_up_on_devices(self.mesh, self._programs, gradient, filling)
+        on_host = {"gradient": filled_up(gradient, filling)}
+        return put(on_host, {"gradient": over_devices(self.mesh)})["gradient"]
 
     def check_updates(self, wait: bool) -> NotFinite | None:
         """Report a gradient that was not finite, and how many updates did nothing; once."""

@@ -173,7 +173,7 @@ def _workers(
     """Return the core that works for each id, and the number of its bag there."""
     of_core = max(1, bags_of_core(geometry, spread))
     workers, numbers = [np.empty(0, np.int64)], [np.empty(0, np.int32)]
-    for start, own, bags in zip(spread.starts, spread.bags, spread.features, strict=True):
+    for start, own, bags in zip(spread.starts, spread.own, spread.features, strict=True):
         device, local = np.divmod(np.arange(bags.num_bags), max(1, own))
         core, number = np.divmod(local + start, of_core)
         lengths = np.diff(bags.row_splits)
