@@ -129,8 +129,8 @@ def test_several_processes_take_no_class_from_before():
     """Whatever one of them remembers of a call that failed in another."""
     with engine_of("pjrt", {"platform": "cpu", "devices": 2}) as engine:
         engine.build()
-        backend, table = engine._backend, engine._backend._tables["t"]
-        assert backend._rooms_of("lookup", table) is backend._rooms_of("lookup", table)
+        backend, taken = engine._backend, engine._backend._tables["t"].stack.lookup_rooms
+        assert backend._rooms_of(taken) is taken
         backend._processes = type("Several", (), {"several": True})()
-        assert backend._rooms_of("lookup", table) is None
+        assert backend._rooms_of(taken) is None
         backend._processes = type("One", (), {"several": False})()

@@ -354,7 +354,8 @@ shown(sc.get_backend, "pjrt")
         "ShardcoreTypeError: options of backend 'pjrt': got an unexpected keyword argument 'mesh'; "
         "it takes: platform: 'str' = 'cpu', devices: 'int | Sequence[jax.Device] | None' = None, "
         "lanes: 'int | None' = None, "
-        "exchange: \"Literal['gather', 'all_to_all'] | None\" = None"
+        "exchange: \"Literal['gather', 'all_to_all'] | None\" = None, "
+        "strategy: \"Literal['sparsecore'] | None\" = None"
     )
     assert printed[3] == "[]"
     assert "ImportError: imported" in printed[4]
