@@ -3,9 +3,9 @@
 
 PYTHON ?= python3
 DEMO_ARGS ?=
-# What test-pjrt installs, and with which extras: "jax" in place of "tpu" leaves libtpu out.
+# What test-pjrt installs, and with which extras: "jax" in place of "tpu" and "sparsecore" leaves libtpu out.
 PJRT_FROM ?= --editable .
-PJRT_EXTRAS ?= test,tpu,example
+PJRT_EXTRAS ?= test,tpu,sparsecore,example
 # Such as "--sample 10", or the name of a part or of a fault.
 MUTANTS_ARGS ?=
 
