@@ -15,8 +15,8 @@ from jax.sharding import Mesh
 from numpy.typing import NDArray
 
 from shardcore.backend import TableSpec
-from shardcore.initializers import Constant, Zeros, fill
-from shardcore.optimizer import constant_of, initial_slots
+from shardcore.initializers import fill
+from shardcore.optimizer import initial_slots
 from shardcore.sharding import Layout
 from shardcore_pjrt.mesh.placing import fetched, over_devices, put
 from shardcore_pjrt.programs.compiled import Programs
@@ -24,6 +24,7 @@ from shardcore_pjrt.routing.capacity import capacity
 from shardcore_pjrt.sparsecore.programs import filled_program, read_program, write_program
 from shardcore_pjrt.sparsecore.stack_geometry import LANES, StackGeometry
 from shardcore_pjrt.sparsecore.updates import RowUpdate
+from shardcore_pjrt.stacks import initial_constants
 
 __all__ = ["Stack"]
 
@@ -94,7 +95,7 @@ class Stack:
 
     def _initialise(self) -> None:
         """Fill arrays with constants on the devices; write initial values that differ from them."""
-        constants = [_constants(spec) for spec in self._specs]
+        constants = [initial_constants(spec) for spec in self._specs]
         filled: dict[str | None, float | None] = {}
         for name in constants[0]:
             values = {own[name] for own in constants}
@@ -198,16 +199,3 @@ class Stack:
         pieces = min(rows.size, -(-padded // self._rows_of_a_piece(spec)))
         for start in range(pieces):
             yield slice(start, None, pieces)
-
-
-def _constants(spec: TableSpec) -> dict[str | None, float | None]:
-    """Return the constant that the rows and each slot start from; None: elements differ."""
-    constants: dict[str | None, float | None] = {None: None}
-    if type(spec.initializer) is Zeros:
-        constants[None] = 0.0
-    elif type(spec.initializer) is Constant:
-        constants[None] = float(spec.initializer.value)
-    if spec.optimizer is not None:
-        for slot in spec.optimizer.slots:
-            constants[slot.name] = constant_of(spec.optimizer, slot)
-    return constants
