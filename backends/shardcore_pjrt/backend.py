@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 from numpy.typing import NDArray
 
 from shardcore.backend import (
@@ -32,45 +32,32 @@ from shardcore.backend import (
 )
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
 from shardcore.sharding import Layout
-from shardcore.store import changed_here, rounds_stochastically, step_seed
+from shardcore.store import changed_here
+from shardcore_pjrt.batch_lists import BatchLists, UpdateLists
 from shardcore_pjrt.capabilities import CAPABILITIES
 from shardcore_pjrt.device_table import DeviceTable, bytes_of_a_device
 from shardcore_pjrt.mesh.batch_parts import access_parts, batch_parts, table_parts, update_parts
 from shardcore_pjrt.mesh.geometry import Geometry
-from shardcore_pjrt.mesh.placing import (
-    fetched,
-    on_mesh,
-    over_devices,
-    put,
-    resharding_program,
-    whole,
-)
+from shardcore_pjrt.mesh.placing import fetched, on_mesh, resharding_program, whole
 from shardcore_pjrt.mesh.processes import processes_of
 from shardcore_pjrt.platform.installation import devices_of
-from shardcore_pjrt.programs.activations import (
-    Filling,
-    filled_up,
-    filled_up_on_devices,
-    trimmed,
-)
-from shardcore_pjrt.programs.compiled import Programs
+from shardcore_pjrt.programs.activations import Filling, trimmed
+from shardcore_pjrt.programs.compiled import Program, Programs
 from shardcore_pjrt.programs.lookup_program import lookup_program
 from shardcore_pjrt.programs.refusals import Refusals
-from shardcore_pjrt.programs.sort_program import sort_program, sorted_shape
 from shardcore_pjrt.programs.split_features import per_feature
 from shardcore_pjrt.programs.update_program import update_program
-from shardcore_pjrt.routing.capacity import Rooms
-from shardcore_pjrt.routing.lookup_route import LookupRoute, route_lookup
+from shardcore_pjrt.routing.lookup_route import LookupShape
 from shardcore_pjrt.routing.spread import bags_of_device
-from shardcore_pjrt.routing.strategy import (
-    Exchange,
-    choose_exchange,
-    default_layout,
-    sorts_on_device,
-    update_exchange,
+from shardcore_pjrt.routing.strategy import Exchange, default_layout
+from shardcore_pjrt.stacks import Member, stacked
+from shardcore_pjrt.update_arguments import (
+    JoinedUpdates,
+    cut_gradient,
+    fillings_of,
+    numbers_of,
+    with_filled_gradients,
 )
-from shardcore_pjrt.routing.update_route import UpdateShape, route_update
-from shardcore_pjrt.stacks import Member, numbered, stacked
 
 __all__ = ["PjrtBackend"]
 
@@ -93,32 +80,6 @@ class _Together(NamedTuple):
     stack: DeviceTable
     batches: list[TableBatch]
     features: list[FeatureBags]
-
-
-class _Routed(NamedTuple):
-    """The lists of an update on the devices, for tables of one stack."""
-
-    tables: tuple[str, ...]
-    shape: UpdateShape
-    lists: dict[str, jax.Array]
-    unique_rows: int | jax.Array
-    named: bool
-    """Whether the batch names any row."""
-
-
-class _Joined(NamedTuple):
-    """Updates of one stack that are one: of a step, by the same hyper-parameters."""
-
-    stack: DeviceTable
-    updates: list[TableUpdate]
-    routed: _Routed
-
-
-class _LookedUp(NamedTuple):
-    """The route of a lookup, and its lists on the devices."""
-
-    route: LookupRoute
-    lists: dict[str, jax.Array]
 
 
 class PjrtBackend(Backend):
@@ -203,6 +164,7 @@ class PjrtBackend(Backend):
             _warn_without_time_limit()
         self._programs = Programs()
         self._tables: dict[str, _Table] = {}
+        self._lists = BatchLists(self._programs, self._rules, exchange, self._processes.several)
         self._uncounted: list[jax.Array] = []
         self._refusals = Refusals(self.mesh, self._programs)
         # Programs over the same devices must start in one order on all of them, hence one lock.
@@ -330,14 +292,15 @@ class PjrtBackend(Backend):
         devices; else every device holds all of them.
         """
         groups = self._by_stack(batches)
-        prepared = [self._looked_up(group.stack, group.features) for group in groups]
+        prepared = [self._lists.of_lookup(group.stack, group.features) for group in groups]
         found: dict[int, list[Any]] = {}
         with self._lock:
             self._processes.agree("lookup", batch_parts(batches))
-            for group, (program, looked_up) in zip(groups, prepared, strict=True):
-                stack, bags_of = group.stack, looked_up.route.shape.bags
-                devices, padded = stack.geometry.devices, program(stack.rows, looked_up.lists)
-                activations = iter(per_feature(stack.mesh, self._programs, padded, bags_of))
+            for group, looked_up in zip(groups, prepared, strict=True):
+                stack, shape = group.stack, looked_up.route.shape
+                devices = stack.geometry.devices
+                padded = self._program_of(stack, shape)(stack.rows, looked_up.lists)
+                activations = iter(per_feature(stack.mesh, self._programs, padded, shape.bags))
                 for batch in group.batches:
                     found[id(batch)] = [
                         trimmed(
@@ -349,10 +312,10 @@ class PjrtBackend(Backend):
                         )
                         for bags in batch.features
                     ]
-        for (stack, together, features), (_, looked_up) in zip(groups, prepared, strict=True):
+        for (stack, together, features), looked_up in zip(groups, prepared, strict=True):
             if together[0].training:  # while the devices look up
                 tables = [batch.table for batch in together]
-                routed = self._routed(stack, tables, features, looked_up)
+                routed = self._lists.of_update(stack, tables, features, looked_up)
                 for batch in together:
                     batch.route = routed
         return [found[id(batch)] for batch in batches]
@@ -376,45 +339,11 @@ class PjrtBackend(Backend):
         """Return a batch's features as bags over the stack."""
         return self._tables[batch.table].member.bags(batch.features)
 
-    def _looked_up(
-        self, table: DeviceTable, features: Sequence[FeatureBags]
-    ) -> tuple[Any, _LookedUp]:
-        """Return a stack's lookup program, and the route and lists it takes."""
-        geometry = table.geometry
-        rooms = self._rooms_of(table.lookup_rooms)
-        route = route_lookup(geometry, features, self._exchange_of(geometry), rooms)
-        spec, shape = table.spec, route.shape
-        program = self._programs.get(
-            lookup_program,
-            table.mesh,
-            geometry,
-            shape,
-            spec.quantization,
-            spec.dtype,
-            spec.max_norm,
-        )
-        return program, _LookedUp(route, self._lists(table, route.arrays))
-
-    def _lists(self, table: DeviceTable, arrays: dict[str, NDArray[Any]]) -> dict[str, jax.Array]:
-        """Put the lists of a route on the devices: those with a part per device are cut."""
-        cut, all_of_it = over_devices(table.mesh), whole(table.mesh)
-        shardings = {
-            name: cut if array.ndim and array.shape[0] == table.mesh.size else all_of_it
-            for name, array in arrays.items()
-        }
-        return put(arrays, shardings)
-
-    def _rooms_of(self, taken: Rooms) -> Rooms | None:
-        """Return the classes that a stack's batches have taken.
-
-        Several processes use none: they might remember different calls where one of them failed.
-        """
-        return None if self._processes.several else taken
-
-    def _exchange_of(self, geometry: Geometry) -> Exchange:
-        if self._exchange is not None and geometry.placement == "row" and geometry.devices > 1:
-            return self._exchange
-        return choose_exchange(geometry.devices, geometry.placement, geometry.num_rows, self._rules)
+    def _program_of(self, stack: DeviceTable, shape: LookupShape) -> Program:
+        """Return the program of a stack's lookups of a shape."""
+        spec = stack.spec
+        seen = spec.quantization, spec.dtype, spec.max_norm
+        return self._programs.get(lookup_program, stack.mesh, stack.geometry, shape, *seen)
 
     # --- update ----------------------------------------------------------------------------------
 
@@ -445,21 +374,22 @@ class PjrtBackend(Backend):
     def apply(self, updates: Sequence[TableUpdate]) -> None:
         """Update each touched row once, in place; returns before the devices have done so."""
         joined = [
-            _Joined(stack, group, self._route_of(stack, group))
+            JoinedUpdates(stack, group, self._route_of(stack, group))
             for stack, group in self._by_stack_and_step(updates)
         ]
         with self._lock:
             self._processes.agree("apply", update_parts(updates))
             fillings: dict[str, list[Filling | None]] = {}
             for one in joined:
-                fillings |= _fillings(one)
+                fillings |= fillings_of(one)
             held = {
-                update.batch.table: self._filled_up(update, fillings[update.batch.table])
+                table: with_filled_gradients(self.mesh, self._programs, update, fillings[table])
                 for update in updates
+                for table in [update.batch.table]
             }
             go = self._refusals.test(list(held.values()), [fillings[table] for table in held])
             moving = [one for one in joined if one.routed.named or one.routed.shape.every_row]
-            numbers = self._numbers(moving)
+            numbers = numbers_of(moving, self.specs)
             ready = [
                 self._ready(one, held, own, go) for one, own in zip(moving, numbers, strict=True)
             ]
@@ -510,22 +440,6 @@ class PjrtBackend(Backend):
         )
         return dataclasses.replace(update, gradients=gradients)
 
-    def _filled_up(self, update: TableUpdate, fillings: Sequence[Filling | None]) -> TableUpdate:
-        """Return an update whose gradients have the bags of its program.
-
-        Those on devices are then on all devices of the mesh.
-        """
-
-        def filled(gradient: Any, filling: Filling | None) -> Any:
-            if filling is None:
-                return None
-            if isinstance(gradient, jax.Array):
-                return filled_up_on_devices(self.mesh, self._programs, gradient, filling)
-            return filled_up(gradient, filling)
-
-        gradients = map(filled, update.gradients, fillings)
-        return dataclasses.replace(update, gradients=tuple(gradients))
-
     def weight_dots(self, update: TableUpdate) -> list[NDArray[Any] | None]:
         """Return, per feature with a gradient, each occurrence's row times its bag's gradient."""
         with self._lock:
@@ -537,9 +451,9 @@ class PjrtBackend(Backend):
             )
             return super().weight_dots(dataclasses.replace(update, gradients=gradients))
 
-    def _route_of(self, stack: DeviceTable, updates: list[TableUpdate]) -> _Routed:
+    def _route_of(self, stack: DeviceTable, updates: list[TableUpdate]) -> UpdateLists:
         """Return the route of updates by all of their gradients: the lookup's, if it is of them."""
-        known: _Routed | None = updates[0].batch.route
+        known: UpdateLists | None = updates[0].batch.route
         tables = tuple(update.batch.table for update in updates)
         whole_batch = all(one.batch.route is known and all(one.active) for one in updates)
         if known is not None and known.tables == tables and whole_batch:
@@ -550,71 +464,11 @@ class PjrtBackend(Backend):
             for bags, used in zip(self._bags(update.batch), update.active, strict=True)
             if used
         ]
-        return self._routed(stack, tables, features)
-
-    def _routed(
-        self,
-        stack: DeviceTable,
-        tables: Sequence[str],
-        features: Sequence[FeatureBags],
-        looked_up: _LookedUp | None = None,
-    ) -> _Routed:
-        """Return the route of an update by features; `looked_up`: theirs, which it may share."""
-        if sorts_on_device(stack.geometry.devices, self._rules):
-            if looked_up is None:
-                _, looked_up = self._looked_up(stack, features)
-            return self._sorted(stack, tables, features, looked_up)
-        optimizer = stack.spec.optimizer
-        assert optimizer is not None, "the engine trains tables with an optimizer only"
-        chosen = None if self._exchange is not None else self._rules
-        exchange = update_exchange(self._exchange_of(stack.geometry), optimizer.accumulate, chosen)
-        found = looked_up.route if looked_up and exchange == "all_to_all" else None
-        route = numbered(
-            stack.members,
-            route_update(
-                stack.geometry,
-                features,
-                exchange,
-                optimizer.accumulate,
-                optimizer.lazy,
-                self._rooms_of(stack.update_rooms),
-                found,
-            ),
-        )
-        lists = {}
-        if looked_up is not None and found is not None:  # those that are on the devices already
-            held = found.arrays
-            lists = {
-                name: looked_up.lists[name]
-                for name, array in route.arrays.items()
-                if held.get(name) is array
-            }
-        new = {name: array for name, array in route.arrays.items() if name not in lists}
-        lists |= self._lists(stack, new)
-        return _Routed(tuple(tables), route.shape, lists, route.unique_rows, route.unique_rows > 0)
-
-    def _sorted(
-        self,
-        stack: DeviceTable,
-        tables: Sequence[str],
-        features: Sequence[FeatureBags],
-        looked_up: _LookedUp,
-    ) -> _Routed:
-        """Return the route of an update whose lists the device makes of the lookup's."""
-        geometry, optimizer, shape = stack.geometry, stack.spec.optimizer, looked_up.route.shape
-        assert optimizer is not None, "the engine trains tables with an optimizer only"
-        kind = optimizer.accumulate, optimizer.lazy
-        firsts = tuple(int(member.start[0]) for member in stack.members)
-        program = self._programs.get(sort_program, stack.mesh, geometry, shape, *kind, firsts)
-        lists, unique_rows = program(looked_up.lists)
-        named = any(bags.ids.size for bags in features)
-        return _Routed(
-            tuple(tables), sorted_shape(geometry, shape, *kind), lists, unique_rows, named
-        )
+        return self._lists.of_update(stack, tables, features)
 
     def _ready(
         self,
-        joined: _Joined,
+        joined: JoinedUpdates,
         held: Mapping[str, TableUpdate],
         numbers: Sequence[jax.Array],
         go: jax.Array,
@@ -623,7 +477,7 @@ class PjrtBackend(Backend):
         table, shape = joined.stack, joined.routed.shape
         mesh, geometry = table.mesh, table.geometry
         gradients = tuple(
-            self._cut(gradient, mesh)
+            cut_gradient(gradient, mesh)
             for update in joined.updates
             for gradient in held[update.batch.table].gradients
             if gradient is not None
@@ -634,37 +488,6 @@ class PjrtBackend(Backend):
             update_program, mesh, geometry, shape, table.spec.optimizer, table.spec.dtype
         )
         return table, program, (gradients, joined.routed.lists, *numbers, go)
-
-    def _cut(self, gradient: jax.Array | NDArray[Any], mesh: Mesh) -> jax.Array:
-        """Return a feature's gradient cut over the devices of its table by bag."""
-        if isinstance(gradient, np.ndarray):
-            return put({"gradient": gradient}, {"gradient": over_devices(mesh)})["gradient"]
-        return jax.device_put(on_mesh(gradient, mesh), over_devices(mesh))
-
-    def _numbers(self, moving: Sequence[_Joined]) -> list[list[jax.Array]]:
-        """Return hyper-parameters, step and seed of each update on its devices: one transfer."""
-        arrays: dict[str, NDArray[Any]] = {}
-        shardings: dict[str, NamedSharding] = {}
-        known: dict[Any, str] = {}
-        names: list[list[str]] = []
-        for table, (update, *_), _ in moving:
-            spec, seed = table.spec, 0
-            assert spec.optimizer is not None, "the engine trains tables with an optimizer only"
-            if rounds_stochastically(spec.optimizer, spec.dtype):  # then it is alone in its stack
-                seed = step_seed(self.specs[spec.name].seed, update.step)
-            names.append([])
-            for number in (
-                np.array(update.hyper, np.float32),
-                np.array(update.step, np.int32),
-                np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32),
-            ):
-                name = known.setdefault(
-                    (table.mesh, number.dtype, number.tobytes()), f"{len(known)}"
-                )
-                arrays[name], shardings[name] = number, whole(table.mesh)
-                names[-1].append(name)
-        placed = put(arrays, shardings)
-        return [[placed[name] for name in own] for own in names]
 
     # --- counters --------------------------------------------------------------------------------
 
@@ -686,19 +509,6 @@ class PjrtBackend(Backend):
         with self._lock:
             self._tables.clear()
             super().close()
-
-
-def _fillings(joined: _Joined) -> dict[str, list[Filling | None]]:
-    """Return, per table and feature with a gradient, where its bags are in the program's lists."""
-    devices = joined.stack.geometry.devices
-    room = iter(joined.routed.shape.bags)
-    return {
-        update.batch.table: [
-            None if one is None else Filling(devices, next(room), bags_of_device(bags, devices))
-            for bags, one in zip(update.batch.features, update.gradients, strict=True)
-        ]
-        for update in joined.updates
-    }
 
 
 def _warn_without_time_limit() -> None:

@@ -10,7 +10,9 @@ import pytest
 pytest.importorskip("jax")
 
 import jax
+from shardcore_pjrt.batch_lists import BatchLists
 from shardcore_pjrt.mesh.geometry import Geometry
+from shardcore_pjrt.programs.compiled import Programs
 from shardcore_pjrt.programs.lookup_program import lookup_program
 from shardcore_pjrt.programs.update_program import update_program
 from shardcore_pjrt.routing.capacity import Rooms
@@ -127,10 +129,7 @@ def test_a_value_that_is_not_finite_is_found_in_its_bag(devices):
 
 def test_several_processes_take_no_class_from_before():
     """Whatever one of them remembers of a call that failed in another."""
-    with engine_of("pjrt", {"platform": "cpu", "devices": 2}) as engine:
-        engine.build()
-        backend, taken = engine._backend, engine._backend._tables["t"].stack.lookup_rooms
-        assert backend._rooms_of(taken) is taken
-        backend._processes = type("Several", (), {"several": True})()
-        assert backend._rooms_of(taken) is None
-        backend._processes = type("One", (), {"several": False})()
+    taken = Rooms()
+    for several, rooms in [(False, taken), (True, None)]:
+        lists = BatchLists(Programs(), "cpu", None, several)
+        assert lists._rooms(taken) is rooms

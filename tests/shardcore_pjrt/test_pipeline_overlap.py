@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import shardcore_pjrt.backend
+import shardcore_pjrt.batch_lists
 from jax.experimental import io_callback
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -62,7 +62,7 @@ def ids_of(batch):
 
 def train(monkeypatch, meetings, early, devices, platform, pipeline):
     """Return all activations, and the rows at the end; `early`: enqueue t + 1 before step t."""
-    route = shardcore_pjrt.backend.route_lookup
+    route = shardcore_pjrt.batch_lists.route_lookup
     table = sc.TableConfig(100, 4, combiner="sum", name="items")
     feature = sc.FeatureConfig(table, output_shape=(BAGS,))
     engine = sc.ShardedEmbedding(
@@ -82,7 +82,7 @@ def train(monkeypatch, meetings, early, devices, platform, pipeline):
     seen = []
     with monkeypatch.context() as patch, engine:
         engine.build()
-        patch.setattr(shardcore_pjrt.backend, "route_lookup", partial(meetings.route, route))
+        patch.setattr(shardcore_pjrt.batch_lists, "route_lookup", partial(meetings.route, route))
         engine.enqueue(ids_of(0))
         for number in range(STEPS):
             activations = engine.dequeue()

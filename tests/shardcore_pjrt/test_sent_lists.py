@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-import shardcore_pjrt.backend
+import shardcore_pjrt.batch_lists
 from shardcore_pjrt.mesh.geometry import Geometry
 from shardcore_pjrt.programs.sent_lists import sent_lists
 from shardcore_pjrt.routing.spread import spread_bags
@@ -82,7 +82,7 @@ def test_an_update_is_sent_nothing_that_its_lookup_was_sent(monkeypatch, platfor
     if len(jax.devices(platform)) < 4:
         pytest.skip("needs 4 devices")
     sent = []
-    put = shardcore_pjrt.backend.put
+    put = shardcore_pjrt.batch_lists.put
 
     def watched(arrays, shardings):
         sent.append(sorted(arrays))
@@ -101,7 +101,7 @@ def test_an_update_is_sent_nothing_that_its_lookup_was_sent(monkeypatch, platfor
     ]:
         with sc.ShardedEmbedding(features, sc.optimizers.SGD(0.5), backend, options) as engine:
             engine.build()
-            monkeypatch.setattr(shardcore_pjrt.backend, "put", watched)
+            monkeypatch.setattr(shardcore_pjrt.batch_lists, "put", watched)
             for given in (gradients, {**gradients, "a": None}):
                 engine.enqueue(ids, weights)
                 engine.dequeue()
