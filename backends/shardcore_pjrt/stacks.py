@@ -68,7 +68,7 @@ class Member:
         >>> where = Geometry(5, 2, 2, "row", layout_name="mod")
         >>> (stack,) = stacked([(a, where, "mesh"), (b, where, "mesh")])
         >>> stack.geometry.num_rows, stack.members[1].rows(np.array([0, 1, 4]))
-        (12, array([3, 9, 5]))
+        (12, array([3, 8, 5]))
         """
         if self.first is None:
             return ids

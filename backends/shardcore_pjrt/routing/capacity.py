@@ -156,7 +156,7 @@ def roomy(count: int) -> int:
     Examples
     --------
     >>> roomy(100), roomy(10_000)
-    (256, 10240)
+    (256, 12288)
     """
     least = capacity(count)
     return max(least, capacity(min(count + 4 * math.isqrt(count), LARGEST)))
