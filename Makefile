@@ -72,14 +72,16 @@ test: .venv-test/ready  ## all tests, doctests included
 	.venv-test/bin/python -P -m pytest $(DOCTESTS)
 	.venv-test/bin/python -P -m pytest $(IN_PARALLEL)
 
-# Several processes wait for each other, and libtpu lets one process in: those run alone.
+# Several processes wait for each other, and libtpu lets one process in: those run alone. The
+# conformance suite compiles thousands of programs, more than one process should.
 ON_EIGHT := JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=8 \
 	.venv-pjrt/bin/python -P -m pytest
 
 test-pjrt: .venv-pjrt/ready  ## the backend pjrt: on eight CPU devices, and compiled for TPUs without one
 	JAX_PLATFORMS=cpu .venv-pjrt/bin/python -P -m pytest --doctest-modules --pyargs shardcore_pjrt
 	$(ON_EIGHT) $(IN_PARALLEL) -m "not libtpu" tests/shardcore_pjrt bench/bench_pjrt.py tests/examples/test_index.py \
-		--ignore=tests/shardcore_pjrt/test_processes.py
+		--ignore=tests/shardcore_pjrt/test_processes.py --ignore=tests/shardcore_pjrt/test_conformance.py
+	$(ON_EIGHT) $(IN_PARALLEL) -m "not libtpu" tests/shardcore_pjrt/test_conformance.py
 	$(ON_EIGHT) tests/shardcore_pjrt/test_processes.py
 	$(ON_EIGHT) -m libtpu tests/shardcore_pjrt
 	JAX_PLATFORMS=cpu PYTHONPATH=tests/peers \

@@ -81,3 +81,11 @@ def test_code_is_counted_where_the_platform_tells_of_it():
             return self
 
     assert compiled.code_bytes(Told()) == 70_000
+
+
+def test_small_programs_are_forgotten_by_their_number(monkeypatch):
+    monkeypatch.setattr(compiled, "MOST", 2)
+    programs = Programs()
+    for number in range(5):
+        run(programs, number)
+    assert list(compiled._kept) == [(made, 3), (made, 4)]

@@ -3,9 +3,9 @@
 A program's signature is what it was traced for: the mesh, where the table's rows lie, and the
 capacity classes of the batch. Tables that are alike share programs, and so do engines.
 
-Programs are kept up to a number of bytes. A program's are those of its code, as the platform tells
-(`generated_code_size_in_bytes`); where it tells 0, as CPU devices do, those of its HLO as a text.
-The arrays that a program works on are not among them.
+Programs are kept up to a number of bytes, and up to a number of them. A program's bytes are those
+of its code, as the platform tells (`generated_code_size_in_bytes`); where it tells 0, as CPU devices
+do, those of its HLO as a text. The arrays that a program works on are not among them.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ from typing import Any, Final
 
 import jax
 
-__all__ = ["LARGEST", "Program", "Programs"]
+__all__ = ["LARGEST", "MOST", "Program", "Programs"]
 
 LARGEST: Final = 1 << 29
 """Bytes of programs kept; those not used for longest are forgotten first, and compiled again."""
+MOST: Final = 1024
+"""Programs kept, however small: on a CPU each takes maps of memory, of which a process of Linux has
+65,530, and XLA ends the process where there are no more."""
 
 
 class Program:
@@ -105,5 +108,5 @@ def _forget() -> None:
     """Forget programs until those left are few enough; the last one used stays."""
     with _lock:
         held = sum(program.nbytes for program in _kept.values())
-        while held > LARGEST and len(_kept) > 1:
+        while len(_kept) > 1 and (held > LARGEST or len(_kept) > MOST):
             held -= _kept.popitem(last=False)[1].nbytes

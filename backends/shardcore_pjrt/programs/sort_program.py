@@ -170,7 +170,7 @@ class _Sorted:
         return arrays, (starts_of_runs(self._row) & self._true).sum(dtype=jnp.int32)
 
     def _gain(self, weight: jax.Array, bag: jax.Array) -> jax.Array:
-        if self._divisor is None:
+        if self._divisor is None or not self._bags:  # of no bags all is padding
             return weight
         of_each = self._divisor.at[bag].get(mode="fill", fill_value=0)
         return jnp.where(of_each != 0, weight / jnp.where(of_each != 0, of_each, 1), 0)
