@@ -4,8 +4,8 @@ A program's signature is what it was traced for: the mesh, where the table's row
 capacity classes of the batch. Tables that are alike share programs, and so do engines.
 
 Programs are kept up to a number of bytes, and up to a number of them. A program's bytes are those
-of its code, as the platform tells (`generated_code_size_in_bytes`); where it tells 0, as CPU devices
-do, those of its HLO as a text. The arrays that a program works on are not among them.
+of its code, as the platform tells (`generated_code_size_in_bytes`); where it tells 0, as on CPU
+devices, those of its HLO as a text. The arrays that a program works on are not among them.
 """
 
 from __future__ import annotations
