@@ -1,8 +1,6 @@
 """Preset "tpu" against jax-tpu-embedding's own arithmetic, where that library is installed.
 
-Its update runs on SparseCores only. But it lowers, without any, to a call of the device and to a
-private function, which is the optimizer's arithmetic on one row. This function alone is run here,
-operation by operation, by the reference interpreter of StableHLO.
+Its updates run on SparseCores only: `row_function` runs the part of them that is on one row.
 """
 
 from __future__ import annotations
@@ -11,6 +9,7 @@ import inspect
 
 import numpy as np
 import pytest
+from row_function import RowFunction
 
 from shardcore import optimizers
 
@@ -81,7 +80,6 @@ class TheirStep:
 
     def __init__(self, specs, name, options, columns, dtype="float32"):
         import jax
-        from jax.extend.mlir import ir
 
         told = {key: value for key, value in options.items() if key not in BOUNDS}
         self.spec = spec = getattr(specs, f"{name}OptimizerSpec")(**told)
@@ -104,57 +102,13 @@ class TheirStep:
             )
 
         traced = jax.jit(update).trace(ids, ids, ids, gains, scalar, *tables, *hyper)
-        module = traced.lower(lowering_platforms=("tpu",)).compiler_ir("stablehlo")
-        self._leave_row_update(module)
-        if dtype == "float64":
-            module = ir.Module.parse(str(module).replace("f32", "f64"), module.context)
-        self.module = module
-
-    @staticmethod
-    def _leave_row_update(module):
-        """Make the private function the module's @main, with several results for its tuple."""
-        from jax.extend.mlir import ir
-        from jax.extend.mlir.dialects import func
-
-        with module.context, ir.Location.unknown():
-            functions = {f.attributes["sym_name"].value: f for f in module.body.operations}
-            functions.pop("main").operation.erase()
-            (update,) = functions.values()
-            (block,) = update.regions[0].blocks
-            end = list(block.operations)[-1]
-            together = end.operands[0].owner
-            results = list(together.operands)
-            with ir.InsertionPoint(end):
-                func.ReturnOp(results)
-            end.operation.erase()
-            together.erase()
-            signature = [value.type for value in block.arguments], [one.type for one in results]
-            update.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(*signature))
-            update.attributes["sym_name"] = ir.StringAttr.get("main")
-            update.attributes["sym_visibility"] = ir.StringAttr.get("public")
-            module.operation.verify()
+        self.of_a_row = RowFunction(traced, dtype)
 
     def __call__(self, grad, state, step):
         """Return the weights and slots after a step, counted from 1; theirs is from 0."""
-        from jax.extend.mlir import ir
-        from jax.extend.mlir.dialects import stablehlo
-
-        arrays = [array.reshape(1, -1) for array in (grad, *state)]
-        for number in self.spec.get_hyperparameters(step - 1):
-            dtype = np.bool_ if number.dtype == bool else grad.dtype
-            arrays.append(np.full(arrays[0].shape, number, dtype))
-        with self.module.context, ir.Location.unknown():
-            results = stablehlo.eval_module(self.module, [_attribute(one) for one in arrays])
-            return [np.array(result).reshape(grad.shape) for result in results]
-
-
-def _attribute(array):
-    from jax.extend.mlir import ir
-
-    if array.dtype != bool:
-        return ir.DenseElementsAttr.get(array)
-    kind = ir.RankedTensorType.get(array.shape, ir.IntegerType.get_signless(1))
-    return ir.DenseElementsAttr.get_splat(kind, ir.BoolAttr.get(bool(array.flat[0])))
+        numbers = self.spec.get_hyperparameters(step - 1)
+        as_traced = [np.asarray(one, bool if one.dtype == bool else grad.dtype) for one in numbers]
+        return self.of_a_row(grad, state, as_traced)
 
 
 def pure(optimizer, grad, state, step):

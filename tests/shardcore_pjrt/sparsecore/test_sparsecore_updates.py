@@ -1,8 +1,4 @@
-"""The optimizers of SparseCores: the package's own functions of a row against ours; refusals.
-
-The package's update runs on SparseCores only, but lowers to a call and a private function, which is
-the optimizer on one row. That function is run here by the reference interpreter of StableHLO.
-"""
+"""The optimizers of SparseCores: the package's own functions of a row against ours; refusals."""
 
 from __future__ import annotations
 
@@ -10,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from row_function import RowFunction
 from shardcore_pjrt.sparsecore.buffers import BufferShape
 from shardcore_pjrt.sparsecore.limits import Limits
 from shardcore_pjrt.sparsecore.updates import OPTIMIZERS, numbers_of, row_update
@@ -39,65 +36,24 @@ def table(optimizer):
     return TableSpec("t", 50, DIM, np.dtype("float32"), Zeros(), 0, optimizer)
 
 
-class FunctionOfARow:
-    """The private function that our program's call of the package is lowered with."""
+def function_of_a_row(spec, columns):
+    """Return the private function that our program's call of the package is lowered with."""
+    import jax
+    from shardcore_pjrt.sparsecore.primitives import DeviceBuffers, update
 
-    def __init__(self, spec, columns):
-        import jax
-        from jax.extend.mlir import ir
-        from jax.extend.mlir.dialects import func
-        from shardcore_pjrt.sparsecore.primitives import DeviceBuffers, update
-
-        rule = row_update(spec)
-        shape = BufferShape(8, 8, Limits(256, 128), rule.minibatched)
-        ids, scalar = (jax.ShapeDtypeStruct(one, np.int32) for one in [(8,), ()])
-        buffers = DeviceBuffers(ids, ids, ids, jax.ShapeDtypeStruct((8,), np.float32), scalar)
-        rows = jax.ShapeDtypeStruct((4, columns), np.float32)
-        told = [
-            jax.ShapeDtypeStruct((), number.dtype)
-            for number in numbers_of(spec, spec.optimizer.hyper(), 1)
-        ]
-        traced = jax.jit(update, static_argnums=(4, 5)).trace(
-            buffers, (rows,) * (1 + len(rule.slots)), rows, told, shape, rule
-        )
-        lowered = traced.lower(lowering_platforms=("tpu",)).compiler_ir("stablehlo")
-        self.module = ir.Module.parse(str(lowered), lowered.context)  # JAX keeps the other
-        with self.module.context, ir.Location.unknown():
-            functions = {f.attributes["sym_name"].value: f for f in self.module.body.operations}
-            functions.pop("main").operation.erase()
-            (function,) = functions.values()
-            (block,) = function.regions[0].blocks
-            end = list(block.operations)[-1]
-            together = end.operands[0].owner
-            results = list(together.operands)
-            with ir.InsertionPoint(end):
-                func.ReturnOp(results)
-            end.operation.erase()
-            together.erase()
-            signature = [one.type for one in block.arguments], [one.type for one in results]
-            function.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(*signature))
-            function.attributes["sym_name"] = ir.StringAttr.get("main")
-            function.attributes["sym_visibility"] = ir.StringAttr.get("public")
-            self.module.operation.verify()
-
-    def __call__(self, gradient, state, numbers):
-        from jax.extend.mlir import ir
-        from jax.extend.mlir.dialects import stablehlo
-
-        arrays = [array.reshape(1, -1) for array in (gradient, *state)]
-        arrays += [np.full(arrays[0].shape, number, number.dtype) for number in numbers]
-        with self.module.context, ir.Location.unknown():
-            results = stablehlo.eval_module(self.module, [_attribute(one) for one in arrays])
-            return [np.array(result).reshape(gradient.shape) for result in results]
-
-
-def _attribute(array):
-    from jax.extend.mlir import ir
-
-    if array.dtype != bool:
-        return ir.DenseElementsAttr.get(array)
-    kind = ir.RankedTensorType.get(array.shape, ir.IntegerType.get_signless(1))
-    return ir.DenseElementsAttr.get_splat(kind, ir.BoolAttr.get(bool(array.flat[0])))
+    rule = row_update(spec)
+    shape = BufferShape(8, 8, Limits(256, 128), rule.minibatched)
+    ids, scalar = (jax.ShapeDtypeStruct(one, np.int32) for one in [(8,), ()])
+    buffers = DeviceBuffers(ids, ids, ids, jax.ShapeDtypeStruct((8,), np.float32), scalar)
+    rows = jax.ShapeDtypeStruct((4, columns), np.float32)
+    numbers = [
+        jax.ShapeDtypeStruct((), number.dtype)
+        for number in numbers_of(spec, spec.optimizer.hyper(), 1)
+    ]
+    traced = jax.jit(update, static_argnums=(4, 5)).trace(
+        buffers, (rows,) * (1 + len(rule.slots)), rows, numbers, shape, rule
+    )
+    return RowFunction(traced)
 
 
 @pytest.mark.parametrize(("name", "settings"), SETTINGS)
@@ -105,7 +61,7 @@ def test_the_package_does_to_a_row_what_our_optimizer_does(name, settings):
     pytest.importorskip("jax_tpu_embedding", reason="jax_tpu_embedding is not installed")
     optimizer = getattr(sc.optimizers, name)(**RATES, **settings)
     spec = table(optimizer)
-    theirs = FunctionOfARow(spec, ROWS * DIM)
+    theirs = function_of_a_row(spec, ROWS * DIM)
     rng = np.random.default_rng(11)
     rows = rng.standard_normal((ROWS, DIM)).astype(np.float32)
     slots = optimizer.init(rows)
