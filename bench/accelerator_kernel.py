@@ -7,7 +7,7 @@ __all__ = ["update_rows"]
 
 
 @triton.jit
-def update_rows(  # type: ignore[no-untyped-def]
+def update_rows(  # type: ignore[no-untyped-def]  # Triton reads the code, not types
     weight,
     squares,
     gradient,
