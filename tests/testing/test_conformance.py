@@ -17,6 +17,7 @@ import sysconfig
 import xml.etree.ElementTree as ElementTree
 from inspect import getsource
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -138,17 +139,28 @@ def said(failure: ElementTree.Element) -> str:
     return "\n".join([failure.attrib.get("message", ""), *told])
 
 
-def faults_of(module: str) -> dict[str, tuple[str, str]]:
-    """Return {class: (test that must find its fault, words it must do so with)}.
+class Fault(NamedTuple):
+    """A faulty class: its file, the test that must find its fault, and with which words."""
 
-    As the module says, without importing it.
-    """
-    (faults,) = [
-        node.value
-        for node in ast.parse((HERE / "broken" / f"{module}.py").read_text()).body
-        if isinstance(node, ast.Assign) and node.targets[0].id == "FAULTS"
-    ]
-    return ast.literal_eval(faults)
+    path: Path
+    test: str
+    words: str
+
+
+def faults_of(kind: str) -> dict[str, Fault]:
+    """Return the classes that `found_by` marks, by name, without importing their files."""
+    paths = {
+        "backends": sorted((HERE / "broken" / "backends").glob("*.py")),
+        "optimizers": [HERE / "broken" / "optimizers.py"],
+    }
+    return {
+        node.name: Fault(path, *map(ast.literal_eval, mark.args))
+        for path in paths[kind]
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef)
+        for mark in node.decorator_list
+        if isinstance(mark, ast.Call) and getattr(mark.func, "id", "") == "found_by"
+    }
 
 
 def is_found(outcome: str | Failed, words: str) -> bool:
@@ -160,26 +172,27 @@ def is_found(outcome: str | Failed, words: str) -> bool:
 def outcomes(tmp_path_factory):
     """Run, of every faulty class, the test that must find its fault."""
     found = {}
-    for module in ("backends", "optimizers"):
-        path = HERE / "broken" / f"{module}.py"
-        chosen = [f"{path}::{name}::{test}" for name, (test, _) in faults_of(module).items()]
+    for kind in ("backends", "optimizers"):
+        chosen = [f"{one.path}::{name}::{one.test}" for name, one in faults_of(kind).items()]
         sequences = [one for one in chosen if one.endswith("::test_state_machine")]
         others = [one for one in chosen if one not in sequences]
         # Of these the message says all; finding the lines to show takes longer than the tests.
-        found[module] = run_pytest(tmp_path_factory.mktemp(module), "--tb=line", *others)
+        folder = tmp_path_factory.mktemp(kind)
+        found[kind] = run_pytest(folder, "--tb=line", *others, path=(HERE,))
         if sequences:
-            found[module] |= run_pytest(tmp_path_factory.mktemp("sequences"), *sequences)
+            folder = tmp_path_factory.mktemp("sequences")
+            found[kind] |= run_pytest(folder, *sequences, path=(HERE,))
     return found
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("module", "name"),
-    [(module, name) for module in ("backends", "optimizers") for name in faults_of(module)],
+    ("kind", "name"),
+    [(kind, name) for kind in ("backends", "optimizers") for name in faults_of(kind)],
 )
-def test_fault_is_found(outcomes, module, name):
-    test, words = faults_of(module)[name]
-    outcome = outcomes[module][f"{name}::{test}"]
+def test_fault_is_found(outcomes, kind, name):
+    _, test, words = faults_of(kind)[name]
+    outcome = outcomes[kind][f"{name}::{test}"]
     assert is_found(outcome, words), f"{test} did not find that it {name}: {outcome}"
 
 
@@ -228,14 +241,13 @@ def test_failures_for_another_reason_do_not_count(tmp_path):
 
 @pytest.mark.slow
 def test_every_test_of_the_batteries_can_fail(outcomes):
-    for module, suite in (("backends", BackendConformance), ("optimizers", OptimizerConformance)):
-        tests = set(battery_of(suite))
-        assert {test for test, _ in faults_of(module).values()} == tests
+    for kind, suite in (("backends", BackendConformance), ("optimizers", OptimizerConformance)):
+        assert {one.test for one in faults_of(kind).values()} == set(battery_of(suite))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("module", "case", "text"),
+    ("kind", "case", "text"),
     [
         (
             "backends",
@@ -271,8 +283,8 @@ def test_every_test_of_the_batteries_can_fail(outcomes):
         ("optimizers", "TestCompiledWritesBeyond", "compiled wrote outside of its"),
     ],
 )
-def test_failures_say_what_is_wrong(outcomes, module, case, text):
-    (shown,) = [shown for name, shown in outcomes[module].items() if name.startswith(case)]
+def test_failures_say_what_is_wrong(outcomes, kind, case, text):
+    (shown,) = [shown for name, shown in outcomes[kind].items() if name.startswith(case)]
     assert is_found(shown, text)
 
 
@@ -296,8 +308,8 @@ def test_raw_rows_must_be_given_too(tmp_path):
 
 @pytest.mark.slow
 def test_inexact_backend_that_says_so_passes(tmp_path):
-    path = HERE / "broken" / "backends.py"
-    outcomes = run_pytest(tmp_path, f"{path}::TestInexactAndSaysSo")
+    path = HERE / "broken" / "backends" / "lookups.py"
+    outcomes = run_pytest(tmp_path, f"{path}::TestInexactAndSaysSo", path=(HERE,))
     wrong = {name: shown for name, shown in outcomes.items() if shown not in ("passed", "skipped")}
     assert wrong == {}
     assert [name for name, shown in outcomes.items() if shown == "skipped"] == [
@@ -311,8 +323,8 @@ def test_inexact_backend_that_says_so_passes(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["TestOnADevice", "TestInexactOnADeviceAndSaysSo"])
 def test_backend_on_a_device_passes(tmp_path, name):
-    path = HERE / "broken" / "backends.py"
-    outcomes = run_pytest(tmp_path, f"{path}::{name}")
+    path = HERE / "broken" / "backends" / "devices.py"
+    outcomes = run_pytest(tmp_path, f"{path}::{name}", path=(HERE,))
     wrong = {case: shown for case, shown in outcomes.items() if shown not in ("passed", "skipped")}
     assert wrong == {}
     assert [case for case, shown in outcomes.items() if shown == "skipped"] == [
@@ -328,7 +340,8 @@ def test_backend_on_a_device_passes(tmp_path, name):
 @pytest.mark.slow
 def test_optimizers_without_fault_pass(tmp_path):
     path = HERE / "broken" / "optimizers.py"
-    outcomes = run_pytest(tmp_path, f"{path}::TestNoFault", f"{path}::TestCompiledWithoutFault")
+    cases = (f"{path}::TestNoFault", f"{path}::TestCompiledWithoutFault")
+    outcomes = run_pytest(tmp_path, *cases, path=(HERE,))
     skipped = [name for name, shown in outcomes.items() if shown == "skipped"]
     assert len(skipped) == 5
     assert all(name.startswith("TestNoFault::test_compiled") for name in skipped)

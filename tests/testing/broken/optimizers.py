@@ -1,7 +1,4 @@
-"""Optimizers with one fault each, and `FAULTS`: the test that must find it, and with which words.
-
-Not collected by name; `test_conformance.py` runs it. Compiled forms are Python callbacks here.
-"""
+"""Optimizers with one fault each. Their compiled forms are Python callbacks here."""
 
 from __future__ import annotations
 
@@ -10,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from broken.found_by import found_by
 
 from shardcore.dtypes import as_dtype, working_dtype
 from shardcore.optimizer import (
@@ -58,10 +56,16 @@ class TestNoFault(Suite):
     pass
 
 
+@found_by(
+    "test_repr",
+    "TestGivesNoFixture must override the fixture 'optimizer': return an optimizer whose "
+    "parameters are plain numbers",
+)
 class TestGivesNoFixture(OptimizerConformance):
     pass
 
 
+@found_by("test_is_a_frozen_dataclass", "an optimizer must hold nothing but its parameters")
 class TestHidesState(Suite):
     @frozen
     class Faulty(Momentum):
@@ -70,6 +74,10 @@ class TestHidesState(Suite):
             object.__setattr__(self, "batches", [])
 
 
+@found_by(
+    "test_equality_and_hash",
+    "assert Faulty(learni... momentum=0.5) == Faulty(learni... momentum=0.5)",
+)
 class TestIsEqualToItselfOnly(Suite):
     @frozen
     class Faulty(Momentum):
@@ -77,12 +85,14 @@ class TestIsEqualToItselfOnly(Suite):
         __hash__ = object.__hash__
 
 
+@found_by("test_repr", "TestShowsAnAddress.Faulty object at 0x")
 class TestShowsAnAddress(Suite):
     @frozen
     class Faulty(Momentum):
         __repr__ = object.__repr__
 
 
+@found_by("test_config_is_ready_for_json", "Object of type float32 is not JSON serializable")
 class TestConfigIsNotJson(Suite):
     @frozen
     class Faulty(Momentum):
@@ -90,6 +100,7 @@ class TestConfigIsNotJson(Suite):
             return {**super().config(), "momentum": np.float32(0.5)}
 
 
+@found_by("test_hyper_names_are_parameters", "assert <class 'list'> is tuple")
 class TestHyperIsAList(Suite):
     @frozen
     class Faulty(Momentum):
@@ -97,6 +108,7 @@ class TestHyperIsAList(Suite):
             return list(super().hyper())
 
 
+@found_by("test_parameters_are_checked", "DID NOT RAISE ShardcoreError")
 class TestChecksNothing(Suite):
     @frozen
     class Faulty(Momentum):
@@ -104,6 +116,7 @@ class TestChecksNothing(Suite):
             pass
 
 
+@found_by("test_learning_rate_is_a_number_or_a_callable", "generator raised StopIteration")
 class TestAsksForTheRateTwice(Suite):
     @frozen
     class Faulty(Momentum):
@@ -112,6 +125,9 @@ class TestAsksForTheRateTwice(Suite):
             return super().hyper()
 
 
+@found_by(
+    "test_learning_rate_is_a_number_or_a_callable", "assert [0.5, 0.5, 0.5] == [0.125, 0.5, 0.25]"
+)
 class TestAsksForTheRateOfTheFirstStep(Suite):
     @frozen
     class Faulty(Momentum):
@@ -119,12 +135,14 @@ class TestAsksForTheRateOfTheFirstStep(Suite):
             return super().hyper(0)
 
 
+@found_by("test_slots_are_declared", "len({'momenta'})")
 class TestHasASlotTwice(Suite):
     @frozen
     class Faulty(Momentum):
         slots = (SlotSpec("momenta", "element"), SlotSpec("momenta", "row"))
 
 
+@found_by("test_init_fills_slots", "init() takes 2 positional arguments but 4 were given")
 class TestStartsWithoutRowIds(Suite):
     @frozen
     class Faulty(Momentum):
@@ -132,6 +150,9 @@ class TestStartsWithoutRowIds(Suite):
             return {"momenta": np.zeros_like(rows)}
 
 
+@found_by(
+    "test_init_fills_slots", "init of a block of 1 rows, not 5: momenta[0, 0] is 0.0, expected"
+)
 class TestStartsFromTheWholeBlock(Suite):
     @frozen
     class Faulty(Momentum):
@@ -139,6 +160,9 @@ class TestStartsFromTheWholeBlock(Suite):
             return {"momenta": rows - rows.mean(axis=0) if len(rows) else rows}
 
 
+@found_by(
+    "test_init_fills_slots", "init of a block of 1 rows, not 5: momenta[0, 0] is 0.0, expected"
+)
 class TestStartsFromTheFirstRow(Suite):
     """Rows that are all alike start as they do alone."""
 
@@ -148,6 +172,7 @@ class TestStartsFromTheFirstRow(Suite):
             return {"momenta": rows - rows[:1]}
 
 
+@found_by("test_init_fills_slots", "init of a block of 1 rows, not 5: momenta[0, 0] is")
 class TestNumbersTheBlock(Suite):
     @frozen
     class Faulty(Momentum):
@@ -155,6 +180,7 @@ class TestNumbersTheBlock(Suite):
             return {"momenta": rows + np.arange(len(rows), dtype=rows.dtype)[:, None]}
 
 
+@found_by("test_update_keeps_shapes_and_dtypes", "assert dtype('float64') == dtype('float32')")
 class TestWidens(Suite):
     @frozen
     class Faulty(Momentum):
@@ -163,6 +189,7 @@ class TestWidens(Suite):
             return super().update(grad, rows, slots, hyper, step, row_ids)
 
 
+@found_by("test_update_changes_no_argument", "update must not change its arguments: rows[0, 0] is")
 class TestChangesRows(Suite):
     @frozen
     class Faulty(Momentum):
@@ -172,6 +199,9 @@ class TestChangesRows(Suite):
             return rows, slots
 
 
+@found_by(
+    "test_update_changes_no_argument", "update must not change its arguments: momenta[0, 0] is"
+)
 class TestChangesSlots(Suite):
     @frozen
     class Faulty(Momentum):
@@ -182,6 +212,7 @@ class TestChangesSlots(Suite):
             return rows - hyper[0] * momenta, {"momenta": momenta}
 
 
+@found_by("test_update_by_keyword", "update() got an unexpected keyword argument 'grad'")
 class TestNamesItsArgumentsOtherwise(Suite):
     @frozen
     class Faulty(Momentum):
@@ -189,6 +220,7 @@ class TestNamesItsArgumentsOtherwise(Suite):
             return super().update(gradients, weights, state, hyper, t, ids)
 
 
+@found_by("test_a_row_does_not_depend_on_its_block", "a block of 1 rows: rows[0, 0] is")
 class TestLooksAtTheWholeBlock(Suite):
     @frozen
     class Faulty(Momentum):
@@ -197,6 +229,7 @@ class TestLooksAtTheWholeBlock(Suite):
             return super().update(grad, rows, slots, hyper, step, row_ids)
 
 
+@found_by("test_zeros_give_finite_numbers", "rows must be finite at step 1")
 class TestDividesByZero(Suite):
     @frozen
     class Faulty(Momentum):
@@ -206,6 +239,7 @@ class TestDividesByZero(Suite):
             return super().update(grad, rows, slots, hyper, step, row_ids)
 
 
+@found_by("test_converges_on_a_quadratic", "after 300 steps the weights must be ten times closer")
 class TestClimbs(Suite):
     @frozen
     class Faulty(Momentum):
@@ -247,6 +281,7 @@ class TestCompiledWithoutFault(Suite):
         pass
 
 
+@found_by("test_in_a_table", "step 1: momenta[0, 0] is 0.0, expected")
 class TestCompiledIgnoresTheMomenta(Suite):
     @frozen
     class Faulty(Compiled):
@@ -259,6 +294,10 @@ class TestCompiledIgnoresTheMomenta(Suite):
             return update
 
 
+@found_by(
+    "test_compiled_gives_the_numbers_of_the_pure_form",
+    "compiled, 2 rows of dim 1, step 1: rows[0, 0] is",
+)
 class TestCompiledForgetsTheRowIds(Suite):
     @frozen
     class Faulty(Compiled):
@@ -267,6 +306,10 @@ class TestCompiledForgetsTheRowIds(Suite):
             return rows + (row_ids % 2)[:, None].astype(rows.dtype), slots
 
 
+@found_by(
+    "test_compiled_gives_the_numbers_of_the_pure_form",
+    "compiled, 1 rows of dim 1, step 2: rows[0, 0] is",
+)
 class TestCompiledForgetsTheStep(Suite):
     @frozen
     class Faulty(Compiled):
@@ -274,6 +317,7 @@ class TestCompiledForgetsTheStep(Suite):
             return super().update(grad / step, rows, slots, hyper, step, row_ids)
 
 
+@found_by("test_compiled_on_zeros_and_tiny_numbers", "compiled: rows[0, 0] is 0.0, expected -5.8")
 class TestCompiledFlushesTinyNumbers(Suite):
     @frozen
     class Faulty(Compiled):
@@ -290,6 +334,7 @@ class TestCompiledFlushesTinyNumbers(Suite):
             return update
 
 
+@found_by("test_compiled_writes_only_to_its_rows", "compiled wrote outside of its rows")
 class TestCompiledWritesBeyondItsRows(Suite):
     @frozen
     class Faulty(Compiled):
@@ -305,6 +350,10 @@ class TestCompiledWritesBeyondItsRows(Suite):
             return update
 
 
+@found_by(
+    "test_compiled_writes_only_to_its_rows",
+    "compiled must not change the gradients: grad[0, 0] is 0.0, expected",
+)
 class TestCompiledChangesTheGradients(Suite):
     @frozen
     class Faulty(Compiled):
@@ -320,6 +369,7 @@ class TestCompiledChangesTheGradients(Suite):
             return update
 
 
+@found_by("test_compiled_from_several_threads", "four threads: rows[")
 class TestCompiledSharesScratch(Suite):
     @frozen
     class Faulty(Compiled):
@@ -335,129 +385,12 @@ class TestCompiledSharesScratch(Suite):
             return update
 
 
+@found_by(
+    "test_compiled_works_on_the_working_dtype",
+    "the compiled update works on float64, the table on float32",
+)
 class TestCompiledForTheWrongDtype(Suite):
     @frozen
     class Faulty(Compiled):
         def compiled(self, dtype):
             return super().compiled("float64")
-
-
-FAULTS = {
-    "TestGivesNoFixture": (
-        "test_repr",
-        "TestGivesNoFixture must override the fixture 'optimizer': return an optimizer whose "
-        "parameters are plain numbers",
-    ),
-    "TestHidesState": (
-        "test_is_a_frozen_dataclass",
-        "an optimizer must hold nothing but its parameters",
-    ),
-    "TestIsEqualToItselfOnly": (
-        "test_equality_and_hash",
-        "assert Faulty(learni... momentum=0.5) == Faulty(learni... momentum=0.5)",
-    ),
-    "TestShowsAnAddress": (
-        "test_repr",
-        "TestShowsAnAddress.Faulty object at 0x",
-    ),
-    "TestConfigIsNotJson": (
-        "test_config_is_ready_for_json",
-        "Object of type float32 is not JSON serializable",
-    ),
-    "TestHyperIsAList": (
-        "test_hyper_names_are_parameters",
-        "assert <class 'list'> is tuple",
-    ),
-    "TestChecksNothing": (
-        "test_parameters_are_checked",
-        "DID NOT RAISE ShardcoreError",
-    ),
-    "TestAsksForTheRateTwice": (
-        "test_learning_rate_is_a_number_or_a_callable",
-        "generator raised StopIteration",
-    ),
-    "TestAsksForTheRateOfTheFirstStep": (
-        "test_learning_rate_is_a_number_or_a_callable",
-        "assert [0.5, 0.5, 0.5] == [0.125, 0.5, 0.25]",
-    ),
-    "TestHasASlotTwice": (
-        "test_slots_are_declared",
-        "len({'momenta'})",
-    ),
-    "TestStartsWithoutRowIds": (
-        "test_init_fills_slots",
-        "init() takes 2 positional arguments but 4 were given",
-    ),
-    "TestStartsFromTheWholeBlock": (
-        "test_init_fills_slots",
-        "init of a block of 1 rows, not 5: momenta[0, 0] is 0.0, expected",
-    ),
-    "TestStartsFromTheFirstRow": (
-        "test_init_fills_slots",
-        "init of a block of 1 rows, not 5: momenta[0, 0] is 0.0, expected",
-    ),
-    "TestNumbersTheBlock": (
-        "test_init_fills_slots",
-        "init of a block of 1 rows, not 5: momenta[0, 0] is",
-    ),
-    "TestWidens": (
-        "test_update_keeps_shapes_and_dtypes",
-        "assert dtype('float64') == dtype('float32')",
-    ),
-    "TestChangesRows": (
-        "test_update_changes_no_argument",
-        "update must not change its arguments: rows[0, 0] is",
-    ),
-    "TestChangesSlots": (
-        "test_update_changes_no_argument",
-        "update must not change its arguments: momenta[0, 0] is",
-    ),
-    "TestNamesItsArgumentsOtherwise": (
-        "test_update_by_keyword",
-        "update() got an unexpected keyword argument 'grad'",
-    ),
-    "TestLooksAtTheWholeBlock": (
-        "test_a_row_does_not_depend_on_its_block",
-        "a block of 1 rows: rows[0, 0] is",
-    ),
-    "TestDividesByZero": (
-        "test_zeros_give_finite_numbers",
-        "rows must be finite at step 1",
-    ),
-    "TestClimbs": (
-        "test_converges_on_a_quadratic",
-        "after 300 steps the weights must be ten times closer",
-    ),
-    "TestCompiledIgnoresTheMomenta": (
-        "test_in_a_table",
-        "step 1: momenta[0, 0] is 0.0, expected",
-    ),
-    "TestCompiledForgetsTheRowIds": (
-        "test_compiled_gives_the_numbers_of_the_pure_form",
-        "compiled, 2 rows of dim 1, step 1: rows[0, 0] is",
-    ),
-    "TestCompiledForgetsTheStep": (
-        "test_compiled_gives_the_numbers_of_the_pure_form",
-        "compiled, 1 rows of dim 1, step 2: rows[0, 0] is",
-    ),
-    "TestCompiledFlushesTinyNumbers": (
-        "test_compiled_on_zeros_and_tiny_numbers",
-        "compiled: rows[0, 0] is 0.0, expected -5.8",
-    ),
-    "TestCompiledWritesBeyondItsRows": (
-        "test_compiled_writes_only_to_its_rows",
-        "compiled wrote outside of its rows",
-    ),
-    "TestCompiledChangesTheGradients": (
-        "test_compiled_writes_only_to_its_rows",
-        "compiled must not change the gradients: grad[0, 0] is 0.0, expected",
-    ),
-    "TestCompiledSharesScratch": (
-        "test_compiled_from_several_threads",
-        "four threads: rows[",
-    ),
-    "TestCompiledForTheWrongDtype": (
-        "test_compiled_works_on_the_working_dtype",
-        "the compiled update works on float64, the table on float32",
-    ),
-}
