@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from shardcore.backend import FeatureBags
 from shardcore.sharding import Layout
-from shardcore_pjrt.routing.capacity import LARGEST, Rooms, capacity, quarter_steps
+from shardcore_pjrt.routing.capacity import Rooms, capacity, quarter_steps
 
 __all__ = ["Spread", "bags_of_device", "owner_keys", "spread_bags"]
 
@@ -67,12 +67,7 @@ class Spread:
         return Spread(self.features, 1, own, bags, self.devices, self.rooms)
 
     def room(self, what: str, count: int) -> int:
-        """Return the class of a count that grows with the bags, for as many as there is room for.
-
-        So the batches that fall into one class of bags fall into few classes of anything else.
-        """
-        if count <= LARGEST and (own := sum(self.own)):
-            count = min(-(-count * sum(self.bags) // own), LARGEST)
+        """Return the class of a count that grows with the bags."""
         if self.rooms is None:
             return capacity(count)
         return self.rooms.room((what, self.parts, self.bags), count)
