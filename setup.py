@@ -48,7 +48,7 @@ UPDATE = (
 )
 UTILITY = f"{CORE}._cyutility"  # memoryview support code, compiled once for all kernels
 KERNELS = ["bag_max", "constants", "cpu", "hashing", "occurrences", "offsets", "partition"]
-KERNELS += ["random", "routing", "slices"]
+KERNELS += ["random", "routing", "slices", "triples"]
 STORE = ["lock", "work"]  # what no interrupt may split
 
 # One body (a .pxi) compiled for several instruction sets; the best that runs here is picked when

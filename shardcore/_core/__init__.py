@@ -8,6 +8,7 @@
     rows, ids, row_splits ──rows───▶ activations; gradients of rows and weights; scatters; updates
     rows, row_splits ─────bag_max──▶ greatest values of bags; gradients of the rows that have them
     (row, source) pairs ─occurrences▶ the same sorted by row, and where each row's run starts
+    (row, bag, gain) ─────triples──▶ the same sorted by worker, holder and row
     seed, rows, columns ──random───▶ initial values
     strings, integers ────hashing──▶ rows
     cpu                              what this processor can do

@@ -6,6 +6,7 @@
     placement    which shard has which row; slices over shards
     rows         combine, accumulate, update, scatter; gradients of weights
     routing      which rows askers name of owners
+    triples      a batch by worker, holder and row
     random       initial values
     hashing      rows of strings and integers
 
@@ -58,6 +59,7 @@ from shardcore.reference.rows import (
     weight_gradients,
     widened,
 )
+from shardcore.reference.triples import sort_triples
 
 __all__ = [
     "accumulate",
@@ -91,6 +93,7 @@ __all__ = [
     "segment_reduce",
     "sort_askers",
     "sort_occurrences",
+    "sort_triples",
     "take_ids",
     "truncated_normal",
     "uniform",

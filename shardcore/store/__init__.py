@@ -10,6 +10,7 @@
     segment_reduce    combine rows per bag                      (face of _core/rows.pxi)
     occurrences       the rows of a batch, sorted and unique    (face of _core/occurrences.pyx)
     asked_rows        which rows askers name of owners          (face of _core/routing.pyx)
+    sorted_triples    a batch by worker, holder and row         (face of _core/triples.pyx)
     row_update        what a batch does to rows, in one record
     update            sum gradients per row, call the optimizer (face of _core/rows.pxi)
     scatter           apply values to rows in place             (face of _core/rows.pxi)
@@ -42,6 +43,7 @@ from shardcore.store.segment_reduce import (
     reduce_bags,
     row_dots,
 )
+from shardcore.store.sorted_triples import SortedTriples, TripleLists, WorkedBags, sort_triples
 from shardcore.store.table import StoreTable
 from shardcore.store.work import changed_here, uninterrupted
 
@@ -53,7 +55,10 @@ __all__ = [
     "Occurrences",
     "ReadWriteLock",
     "RowUpdate",
+    "SortedTriples",
     "StoreTable",
+    "TripleLists",
+    "WorkedBags",
     "bags_at_places",
     "best_module",
     "calling_thread",
@@ -67,6 +72,7 @@ __all__ = [
     "rounds_stochastically",
     "sort_askers",
     "sort_occurrences",
+    "sort_triples",
     "step_seed",
     "uninterrupted",
 ]

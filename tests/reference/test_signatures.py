@@ -13,7 +13,15 @@ from shardcore.backend import max_norm
 from shardcore.ids import digests, own_arrays
 from shardcore.ids import row_splits as offsets
 from shardcore.sharding.layout import Layout
-from shardcore.store import asked_rows, bag_max, occurrences, scatter, segment_reduce, update
+from shardcore.store import (
+    asked_rows,
+    bag_max,
+    occurrences,
+    scatter,
+    segment_reduce,
+    sorted_triples,
+    update,
+)
 
 # Methods of Layout are told by their name only: a twin takes the sizes, a method its layout.
 METHODS = {"locate", "partition", "decompose_slice"}
@@ -29,6 +37,7 @@ FACES: tuple[ModuleType, ...] = (
     segment_reduce,
     occurrences,
     asked_rows,
+    sorted_triples,
     update,
     scatter,
     bag_max,

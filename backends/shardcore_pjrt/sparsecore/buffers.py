@@ -7,21 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardcore.backend import FeatureBags, gains_of
-from shardcore.store import reciprocals, sort_occurrences
+from shardcore.store import SortedTriples, WorkedBags, reciprocals, sort_triples
 from shardcore_pjrt.routing.capacity import capacity
 from shardcore_pjrt.routing.spread import Spread, spread_bags
-from shardcore_pjrt.sparsecore.limits import (
-    MOST_MINIBATCHES,
-    Limits,
-    buckets_of,
-    choose_limits,
-)
+from shardcore_pjrt.sparsecore.limits import MOST_MINIBATCHES, Limits, choose_limits
 from shardcore_pjrt.sparsecore.stack_geometry import StackGeometry
 
 __all__ = ["NOTHING", "BufferShape", "Buffers", "bags_of_core", "make_buffers", "pointers_per_core"]
@@ -78,15 +73,6 @@ class Buffers:
     unique_rows: int
 
 
-class _Triples(NamedTuple):
-    """Sorted triples: of each distinct key how many, of each triple its bag and gain."""
-
-    keys: NDArray[np.int64]
-    counts: NDArray[np.int64]
-    bags: NDArray[np.int32]
-    gains: NDArray[np.float32]
-
-
 def pointers_per_core(geometry: StackGeometry, minibatched: bool) -> int:
     """Return how many pointers a core has, those of minibatches that are not used included."""
     return (MOST_MINIBATCHES if minibatched else 1) * max(8, geometry.all_cores)
@@ -128,38 +114,29 @@ def make_buffers(
 dtype=float32))
     """
     spread = spread_bags([bags for _, bags in features], geometry.devices)
-    worker, bag = _workers(geometry, spread)
-    holders, rows = _joined([geometry.place(table, bags.ids) for table, bags in features])
-    gains = _gains(spread.features)
-    cores, height = geometry.all_cores, geometry.rows_per_core
-
-    def ordered(minibatches: int) -> _Triples:
-        at = (
-            worker
-            if minibatches == 1
-            else worker * minibatches + (buckets_of(rows) * minibatches // MOST_MINIBATCHES)
-        )
-        keys = (at * cores + holders) * height + rows
-        return _sorted(keys, bag, gains, cores * minibatches * cores * height)
-
-    minibatches, triples = 1, ordered(1)
-    partition, row = np.divmod(triples.keys, height)
-    everything = _counts(partition, triples.counts, cores * cores)[:, None]
-    distinct = np.bincount(partition, minlength=cores * cores)[:, None]
-    chosen = choose_limits(everything, distinct, geometry.columns, minibatched)
+    tables = [table for table, _ in features]
+    triples = sort_triples(
+        _worked(geometry, spread, tables),
+        geometry.all_cores,
+        geometry.devices,
+        geometry.core_bits,
+        geometry.row_bits,
+    )
+    ids, distinct = triples.parts(1)
+    chosen = choose_limits(_by_list(ids), _by_list(distinct), geometry.columns, minibatched)
     if chosen is None:
-        bucket = partition * MOST_MINIBATCHES + buckets_of(row)
-        size = cores * cores * MOST_MINIBATCHES
-        by_bucket = (cores * cores, MOST_MINIBATCHES)
-        chosen = choose_limits(
-            _counts(bucket, triples.counts, size).reshape(by_bucket),
-            np.bincount(bucket, minlength=size).reshape(by_bucket),
-            geometry.columns,
-        )
+        ids, distinct = triples.parts(MOST_MINIBATCHES)
+        chosen = choose_limits(_by_list(ids), _by_list(distinct), geometry.columns)
         assert chosen is not None, "64 minibatches are enough, or an error says that they are not"
-        triples = ordered(chosen[0])
     minibatches, limits = chosen
-    return _filled(geometry, triples, minibatches, limits, spread, minibatched)
+    # Of m minibatches, 64 / m parts of the rows are one.
+    sizes = ids.reshape(geometry.all_cores, minibatches, -1, geometry.all_cores).sum(axis=2)
+    return _filled(geometry, triples, sizes, limits, spread, minibatched)
+
+
+def _by_list(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return counts by core that works and core that holds: (partitions, parts)."""
+    return counts.swapaxes(1, 2).reshape(-1, counts.shape[1])
 
 
 def bags_of_core(geometry: StackGeometry, spread: Spread) -> int:
@@ -167,111 +144,67 @@ def bags_of_core(geometry: StackGeometry, spread: Spread) -> int:
     return -(-spread.total // geometry.cores)
 
 
-def _workers(
-    geometry: StackGeometry, spread: Spread
-) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Return the core that works for each id, and the number of its bag there."""
+def _worked(geometry: StackGeometry, spread: Spread, tables: Sequence[int]) -> list[WorkedBags]:
+    """Return the bags of features by the core that works for them, ids as the stack's rows."""
     of_core = max(1, bags_of_core(geometry, spread))
-    workers, numbers = [np.empty(0, np.int64)], [np.empty(0, np.int32)]
-    for start, own, bags in zip(spread.starts, spread.own, spread.features, strict=True):
-        device, local = np.divmod(np.arange(bags.num_bags), max(1, own))
-        core, number = np.divmod(local + start, of_core)
-        lengths = np.diff(bags.row_splits)
-        workers.append(np.repeat(device * geometry.cores + core, lengths))
-        numbers.append(np.repeat(number.astype(np.int32), lengths))
-    return np.concatenate(workers), np.concatenate(numbers)
+    device, core = np.divmod(np.arange(geometry.all_cores), geometry.cores)
+    worked = []
+    for table, bags, start, own in zip(
+        tables, spread.features, spread.starts, spread.own, strict=True
+    ):
+        before = np.clip(core * of_core - start, 0, own)  # bags of the device for earlier cores
+        borders = np.minimum(device * own + before, bags.num_bags)
+        gains, bag_gains = _gains(bags)
+        worked.append(
+            WorkedBags(
+                geometry.numbers(table, bags.ids),
+                bags.row_splits,
+                np.append(borders, bags.num_bags),
+                np.maximum(start - core * of_core, 0),
+                gains,
+                bag_gains,
+            )
+        )
+    return worked
 
 
-def _joined(
-    places: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]],
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    none = np.empty(0, np.int64)
-    return (
-        np.concatenate([none, *(core for core, _ in places)]),
-        np.concatenate([none, *(row for _, row in places)]),
-    )
-
-
-def _gains(features: Sequence[FeatureBags]) -> NDArray[np.float32]:
-    """Return the factor of each id: its weight over the divisor of its bag."""
-    gains = [np.empty(0, np.float32)]
-    for bags in features:
-        own: Any = gains_of(bags)
-        if own is None and bags.divisors is not None:
-            own = np.repeat(reciprocals(bags.divisors), np.diff(bags.row_splits))
-        gains.append(np.ones(bags.ids.size, np.float32) if own is None else own)
-    return np.concatenate(gains, dtype=np.float32)
-
-
-def _sorted(
-    keys: NDArray[np.int64],
-    bags: NDArray[np.int32],
-    gains: NDArray[np.float32],
-    end: int,
-) -> _Triples:
-    """Return triples sorted by key and bag; those equal in both are one, whose gains are added."""
-    found = sort_occurrences(keys, np.arange(keys.size, dtype=np.int32), None, end)
-    bag, gain = bags[found.sources], gains[found.sources]
-    first = np.ones(bag.size, np.bool_)  # of its pair of key and bag
-    np.not_equal(bag[1:], bag[:-1], out=first[1:])
-    first[found.run_splits[:-1]] = True
-    starts = np.flatnonzero(first)
-    if starts.size == bag.size:
-        return _Triples(found.rows, np.diff(found.run_splits), bag, gain)
-    runs = np.searchsorted(starts, found.run_splits)
-    return _Triples(found.rows, np.diff(runs), bag[starts], np.add.reduceat(gain, starts))
-
-
-def _counts(numbers: NDArray[np.int64], counts: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    """Return how many triples there are of each number."""
-    return np.bincount(numbers, weights=counts, minlength=size).astype(np.int64)
+def _gains(bags: FeatureBags) -> tuple[NDArray[np.float32] | None, NDArray[np.float32] | None]:
+    """Return the factors of ids, or those of bags: weights over the divisors of bags."""
+    if bags.weights is not None:
+        return gains_of(bags), None
+    return None, None if bags.divisors is None else reciprocals(bags.divisors)
 
 
 def _filled(
     geometry: StackGeometry,
-    triples: _Triples,
-    minibatches: int,
+    triples: SortedTriples,
+    sizes: NDArray[np.int64],
     limits: Limits,
     spread: Spread,
     minibatched: bool,
 ) -> Buffers:
-    devices, cores, height = geometry.devices, geometry.all_cores, geometry.rows_per_core
-    partition, row = np.divmod(triples.keys, height)
-    parts = devices if minibatched else cores  # of the buffer: each has pointers of its own
-    sizes = _counts(partition, triples.counts, cores * minibatches * cores).reshape(parts, -1)
-    padded = rounded_up_all(sizes)
+    """Return the buffers of partitions of such sizes: (working cores, minibatches, holding)."""
+    devices = geometry.devices
+    parts = devices if minibatched else geometry.all_cores  # of the buffer: each has own pointers
+    by_part = sizes.reshape(parts, -1)
+    padded = rounded_up_all(by_part)
     starts = np.cumsum(padded, axis=1) - padded
-    room = capacity(int(padded.sum(axis=1).max(initial=0)))
-    pointers = _pointers(geometry, starts, sizes, padded, minibatched)
-
-    # A triple lies behind its partition's start by its place in the partition.
-    flat = starts + room * np.arange(parts)[:, None]
-    shift = flat.reshape(-1) - (np.cumsum(sizes) - sizes.reshape(-1))
-    at = np.arange(triples.bags.size) + np.repeat(shift[partition], triples.counts)
-    embedding_ids = np.full(parts * room, NOTHING, np.int32)
-    sample_ids = np.full(parts * room, NOTHING, np.int32)
-    gains = np.full(parts * room, np.nan, np.float32)
-    embedding_ids[at] = np.repeat(row, triples.counts)
-    sample_ids[at] = triples.bags
-    gains[at] = triples.gains
-    # Rows that several cores work with count once; numpy.unique takes 40 times as long.
-    named = sort_occurrences(
-        partition % cores * height + row,
-        np.zeros(partition.size, np.int32),
-        None,
-        cores * height,
-    ).rows
+    used = padded.sum(axis=1)
+    room = capacity(int(used.max(initial=0)))
+    places = (starts + room * np.arange(parts)[:, None]).reshape(sizes.shape)
+    embedding_ids, sample_ids, gains = triples.lists(places, used, room, NOTHING)
+    shape = BufferShape(
+        capacity(bags_of_core(geometry, spread)), parts // devices * room, limits, minibatched
+    )
     return Buffers(
-        BufferShape(
-            capacity(bags_of_core(geometry, spread)), parts // devices * room, limits, minibatched
-        ),
-        pointers,
+        shape,
+        _pointers(geometry, starts, by_part, padded, minibatched),
         embedding_ids,
         sample_ids,
         gains,
-        minibatches,
+        sizes.shape[1],
         spread,
-        named.size,
+        triples.rows,
     )
 
 

@@ -19,7 +19,6 @@ __all__ = [
     "MOST_IDS",
     "MOST_MINIBATCHES",
     "Limits",
-    "buckets_of",
     "choose_limits",
     "most_unique",
     "preferred_unique",
@@ -34,8 +33,6 @@ MOST_MINIBATCHES: Final = 64
 _LEAST_IDS: Final = 256
 _LEAST_UNIQUE: Final = 128
 _UNIQUE_VALUES: Final = 512 * 128
-# The fraction of the golden ratio, odd: equal steps between rows become unequal ones.
-_SCATTER: Final = np.uint32(0x9E3779B1)
 
 
 @dataclass(frozen=True)
@@ -74,17 +71,6 @@ def most_unique(columns: int) -> int:
     4096
     """
     return 8 * preferred_unique(columns)
-
-
-def buckets_of(rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return which of 64 buckets each row of a core belongs to; of m minibatches, 64 / m are one.
-
-    Examples
-    --------
-    >>> buckets_of(np.array([0, 1, 2, 3, 64]))
-    array([ 0, 39, 15, 54, 35])
-    """
-    return ((rows.astype(np.uint32) * _SCATTER) >> np.uint32(26)).astype(np.int64)
 
 
 def choose_limits(

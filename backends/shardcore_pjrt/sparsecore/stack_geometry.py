@@ -3,12 +3,16 @@
 A table's layout says which device a row is on, and its local row there; of the c cores of a device
 core ``local % c`` holds it. With the layout "mod" successive rows are so on different devices, then
 on different cores of them.
+
+Members of a stack follow one another, and an id becomes the stack's in one pass, as it does in the
+stacks of `shardcore_pjrt.stacks`: its number is where its device begins, plus the table's first row
+there, plus its local row. All are counted over the device; a number in bits is so (device, row of
+the core, core), which is what `shardcore.store.sort_triples` takes.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -19,13 +23,15 @@ from numpy.typing import NDArray
 from shardcore.errors import ShardcoreValueError
 from shardcore.sharding import Layout
 
-__all__ = ["LANES", "StackGeometry", "rounded_up"]
+__all__ = ["LANES", "MOST_ROWS", "StackGeometry", "rounded_up"]
 
 LANES: Final = 128
 """Columns of the lines in which the host reads and writes."""
 
+MOST_ROWS: Final = 2**31 - 1
+"""A core has fewer: the number itself pads lists of rows."""
+
 _TILE: Final = 8
-_MOST_ROWS: Final = 2**31 - 1  # which pads lists of rows
 
 
 def rounded_up(n: int, step: int = _TILE) -> int:
@@ -48,7 +54,7 @@ class StackGeometry:
     layouts : tuple of Layout
         Of each table, over the devices.
     cores : int
-        Of each device.
+        Of each device: a power of two.
     dim : int
         Columns of the widest table.
 
@@ -63,7 +69,7 @@ class StackGeometry:
     Raises
     ------
     ShardcoreValueError
-        If a core would hold 2**31 - 1 rows or more.
+        If the cores are no power of two, or one would hold 2**31 - 1 rows or more.
 
     Examples
     --------
@@ -79,9 +85,13 @@ class StackGeometry:
     dim: int
 
     def __post_init__(self) -> None:
-        if self.rows_per_core >= _MOST_ROWS:
+        if self.cores < 1 or self.cores & (self.cores - 1):
             raise ShardcoreValueError(
-                f"a SparseCore must hold fewer than {_MOST_ROWS} rows, got {self.rows_per_core}"
+                f"the SparseCores of a device must be a power of two, got {self.cores}"
+            )
+        if self.rows_per_core >= MOST_ROWS:
+            raise ShardcoreValueError(
+                f"a SparseCore must hold fewer than {MOST_ROWS} rows, got {self.rows_per_core}"
             )
 
     @property
@@ -132,6 +142,40 @@ class StackGeometry:
         """Lines of 128 columns that a device's rows fill, one after the other."""
         return -(-self.rows_per_device * self.columns // LANES)
 
+    @property
+    def core_bits(self) -> int:
+        """Bits of a number that say which core of its device holds the row: the last ones."""
+        return self.cores.bit_length() - 1
+
+    @property
+    def row_bits(self) -> int:
+        """Bits of a number before these, that say which row of the core it is."""
+        return (self.rows_per_core - 1).bit_length()
+
+    @cached_property
+    def _firsts(self) -> NDArray[np.int64]:
+        """The number of the first row of each table on each device, (tables, devices)."""
+        of_device = np.arange(self.devices) << (self.row_bits + self.core_bits)
+        return of_device + np.array(self.first_rows, np.int64)[:, None] * self.cores
+
+    def numbers(self, table: int, rows: NDArray[np.int32] | NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the stack's numbers of rows of a table.
+
+        Parameters
+        ----------
+        table : int
+            Its place among the layouts.
+        rows : ndarray of int32 or int64, shape (n,)
+            In range.
+
+        Examples
+        --------
+        >>> stack = StackGeometry((Layout.mod(50, 2), Layout.mod(9, 2)), cores=2, dim=3)
+        >>> stack.core_bits, stack.row_bits, stack.numbers(1, np.array([0, 1, 2]))
+        (1, 5, array([32, 96, 33]))
+        """
+        return self.layouts[table].addresses(rows, self._firsts[table], 1)
+
     def place(
         self, table: int, rows: NDArray[np.int32] | NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -144,9 +188,10 @@ class StackGeometry:
         rows : ndarray of int32 or int64, shape (n,)
             In range.
         """
-        device, local = self.layouts[table].locate(rows)
-        row, core = np.divmod(local, self.cores)
-        return device * self.cores + core, row + self.first_rows[table]
+        numbers = self.numbers(table, rows)
+        device = numbers >> (self.row_bits + self.core_bits)
+        row = numbers >> self.core_bits & (1 << self.row_bits) - 1
+        return device * self.cores + (numbers & self.cores - 1), row
 
     def on_device(
         self, cores: NDArray[np.int64], rows: NDArray[np.int64]
@@ -161,7 +206,3 @@ class StackGeometry:
         """
         device, core = np.divmod(cores, self.cores)
         return device, core * self.rows_per_core + rows
-
-    def with_tables(self, layouts: Sequence[Layout]) -> StackGeometry:
-        """Return the geometry with other tables."""
-        return StackGeometry(tuple(layouts), self.cores, self.dim)
