@@ -3,6 +3,7 @@
 ::
 
     stack_geometry   which core holds which row, of one table or several stacked
+    stacked_tables   which tables lie in one stack
     limits           what a core can take in one minibatch, and the few sizes it is told
     buffers          a batch as the cores take it
     updates          the optimizers the cores have, and their numbers

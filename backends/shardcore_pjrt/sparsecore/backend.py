@@ -1,8 +1,8 @@
 """The backend of tables in SparseCores: TPU devices of one process.
 
-Tables that are alike are stacked: one lookup and one update serve them all. Stacks are made when a
-table is used for the first time, of all the tables that there are by then; XLA would need room for
-a stack twice to add a table to it.
+Tables that are alike and made in one call are stacked: one lookup and one update serve them all. A
+table that is made later starts a stack of its own: XLA would need room for a stack twice to add a
+table to it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import dataclasses
 import importlib.util
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from shardcore.backend import (
     Backend,
-    Capabilities,
     FeatureBags,
     NotFinite,
     TableBatch,
@@ -29,9 +28,6 @@ from shardcore.backend import (
 )
 from shardcore.errors import ShardcoreValueError, UnavailableError
 from shardcore.extras import pip_install
-from shardcore.initializers import fill
-from shardcore.optimizer import initial_slots
-from shardcore.sharding import Layout
 from shardcore.store import changed_here
 from shardcore_pjrt.mesh.placing import (
     fetched,
@@ -51,6 +47,7 @@ from shardcore_pjrt.programs.activations import (
 from shardcore_pjrt.programs.compiled import Programs
 from shardcore_pjrt.programs.refusals import Refusals
 from shardcore_pjrt.sparsecore.buffers import Buffers, bags_of_core, make_buffers
+from shardcore_pjrt.sparsecore.capabilities import CAPABILITIES, DEFAULT_LAYOUT
 from shardcore_pjrt.sparsecore.primitives import CORES, DeviceBuffers
 from shardcore_pjrt.sparsecore.programs import (
     features_program,
@@ -59,20 +56,10 @@ from shardcore_pjrt.sparsecore.programs import (
     update_program,
 )
 from shardcore_pjrt.sparsecore.stack import Stack
-from shardcore_pjrt.sparsecore.stack_geometry import StackGeometry, rounded_up
-from shardcore_pjrt.sparsecore.updates import RowUpdate, numbers_of, row_update
+from shardcore_pjrt.sparsecore.stacked_tables import stacked
+from shardcore_pjrt.sparsecore.updates import numbers_of, row_update
 
 __all__ = ["SparseCoreBackend"]
-
-CAPABILITIES: Final = Capabilities(
-    dtypes=("float32",),
-    placements=("row",),
-    exchanges=("exact",),
-    quantization=False,
-    device_arrays=True,
-    slot_dtypes=("float32",),
-    max_norm=False,
-)
 
 
 class _Route(NamedTuple):
@@ -134,7 +121,6 @@ class SparseCoreBackend(Backend):
             )
         self._programs = Programs()
         self._stacks: dict[str, Stack] = {}
-        self._waiting: dict[str, TableSpec] = {}
         self._refusals = Refusals(self.mesh, self._programs)
         self._lock = threading.RLock()
 
@@ -156,62 +142,54 @@ class SparseCoreBackend(Backend):
             If `capabilities` or its optimizer rule it out: see `row_update`.
         """
         super().check_table(spec)
-        _rule(spec)
+        if spec.optimizer is not None:
+            row_update(spec)
+
+    def default_layout(self, spec: TableSpec) -> Literal["div", "mod"]:
+        """Return the layout of a table whose user gave none: frequent ids are often neighbours."""
+        return DEFAULT_LAYOUT
 
     # --- tables ----------------------------------------------------------------------------------
 
     def make_table(self, spec: TableSpec) -> None:
-        """Note a table; its rows and slots are made when one is used for the first time.
+        """Make rows and slots on the devices, of a table that lies alone."""
+        self.make_tables([spec])
+
+    def make_tables(self, specs: Sequence[TableSpec]) -> None:
+        """Make rows and slots on the devices; tables that are alike lie together.
 
         Raises
         ------
         ShardcoreValueError
-            If a core would hold 2**31 - 1 rows or more.
+            If a core would hold 2**31 - 1 rows of a table or more.
+        ShardcoreMemoryError
+            If the host has no room.
         """
-        layout = Layout.of(spec.layout, spec.num_rows, self.num_hosts)
-        try:
-            StackGeometry((layout,), self._cores, spec.dim)
-        except ShardcoreValueError as error:
-            raise ShardcoreValueError(f"table {spec.name!r}: {error}") from error
-        first = np.arange(min(1, spec.num_rows))  # an initializer that fails shall fail now
-        rows = np.empty((first.size, spec.dim), spec.dtype)
-        fill(rows, spec.initializer, first, spec.seed)
-        initial_slots(spec.optimizer, rows, first, spec.seed)
         with self._lock:
-            self._waiting[spec.name] = spec
+            for tables in stacked(specs, self.num_hosts, self._cores):
+                try:
+                    stack = Stack(self.mesh, tables, self._programs)
+                except MemoryError as error:
+                    largest = max(tables.specs, key=lambda spec: spec.num_rows)
+                    raise largest.no_room(error) from error
+                self._stacks.update(dict.fromkeys(stack.position, stack))
 
     def remove_table(self, table: str) -> None:
         """Forget a table; the memory of a stack goes with its last table."""
         with self._lock:
-            self._waiting.pop(table, None)
             self._stacks.pop(table, None)
-
-    def _stack(self, table: str) -> Stack:
-        """Return the stack of a table, made now if its table is new."""
-        if self._waiting:
-            alike: dict[Any, list[TableSpec]] = {}
-            for spec in self._waiting.values():
-                alike.setdefault((rounded_up(spec.dim), _rule(spec)), []).append(spec)
-            made = [
-                Stack(self.mesh, self._cores, specs, rule, self._programs)
-                for (_, rule), specs in alike.items()
-            ]
-            for stack in made:
-                self._stacks.update(dict.fromkeys(stack.position, stack))
-            self._waiting.clear()
-        return self._stacks[table]
 
     def gather(self, table: str, slot: str | None, rows: NDArray[np.int64]) -> NDArray[Any]:
         """Return copies of rows in request order."""
         with self._lock:
-            return self._stack(table).gather(table, slot, rows)
+            return self._stacks[table].gather(table, slot, rows)
 
     def scatter(
         self, table: str, slot: str | None, rows: NDArray[np.int64], values: NDArray[Any]
     ) -> None:
         """Overwrite distinct rows."""
         with self._lock:
-            self._stack(table).scatter(table, slot, rows, values)
+            self._stacks[table].scatter(table, slot, rows, values)
 
     # --- lookup ----------------------------------------------------------------------------------
 
@@ -237,7 +215,7 @@ class SparseCoreBackend(Backend):
         """Return the stacks of tables, each with the positions of its tables."""
         members: dict[int, tuple[Stack, list[int]]] = {}
         for at, table in enumerate(tables):
-            stack = self._stack(table)
+            stack = self._stacks[table]
             members.setdefault(id(stack), (stack, []))[1].append(at)
         return list(members.values())
 
@@ -426,12 +404,7 @@ class SparseCoreBackend(Backend):
         """Release the tables."""
         with self._lock:
             self._stacks.clear()
-            self._waiting.clear()
             super().close()
-
-
-def _rule(spec: TableSpec) -> RowUpdate | None:
-    return None if spec.optimizer is None else row_update(spec)
 
 
 def _cores_of(device: jax.Device) -> int:

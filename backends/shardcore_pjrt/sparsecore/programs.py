@@ -26,8 +26,10 @@ from shardcore_pjrt.sparsecore.stack_geometry import LANES, StackGeometry
 from shardcore_pjrt.sparsecore.updates import RowUpdate
 
 __all__ = [
+    "features_arguments",
     "features_program",
     "filled_program",
+    "gradients_arguments",
     "gradients_program",
     "lookup_arguments",
     "lookup_program",
@@ -257,6 +259,28 @@ def update_arguments(
         placed(mesh, (bags, geometry.columns), np.float32, _CUT),
         tuple(placed(mesh, (), dtype, Spec()) for dtype in numbers),
         placed(mesh, (), np.bool_, Spec()),
+    )
+
+
+def features_arguments(mesh: Mesh, geometry: StackGeometry, shape: BufferShape) -> tuple[Any, ...]:
+    """Return the shapes and places of the arguments of `features_program`."""
+    return (placed(mesh, (geometry.all_cores * shape.bags, geometry.columns), np.float32, _CUT),)
+
+
+def gradients_arguments(
+    mesh: Mesh, geometry: StackGeometry, features: tuple[tuple[int, int], ...]
+) -> tuple[Any, ...]:
+    """Return the shapes and places of the arguments of `gradients_program`.
+
+    Parameters
+    ----------
+    mesh : Mesh
+    geometry : StackGeometry
+    features : tuple of (int, int)
+        Local bags, padding included, and columns.
+    """
+    return tuple(
+        placed(mesh, (geometry.devices * bags, dim), np.float32, _CUT) for bags, dim in features
     )
 
 

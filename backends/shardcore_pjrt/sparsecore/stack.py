@@ -17,13 +17,12 @@ from numpy.typing import NDArray
 from shardcore.backend import TableSpec
 from shardcore.initializers import fill
 from shardcore.optimizer import initial_slots
-from shardcore.sharding import Layout
 from shardcore_pjrt.mesh.placing import fetched, over_devices, put
 from shardcore_pjrt.programs.compiled import Programs
 from shardcore_pjrt.routing.capacity import capacity
 from shardcore_pjrt.sparsecore.programs import filled_program, read_program, write_program
-from shardcore_pjrt.sparsecore.stack_geometry import LANES, StackGeometry
-from shardcore_pjrt.sparsecore.updates import RowUpdate
+from shardcore_pjrt.sparsecore.stack_geometry import LANES
+from shardcore_pjrt.sparsecore.stacked_tables import StackedTables
 from shardcore_pjrt.stacks import initial_constants
 
 __all__ = ["Stack"]
@@ -47,12 +46,7 @@ class Stack:
     ----------
     mesh : Mesh
         Of one axis, "x".
-    cores : int
-        Of each device.
-    specs : sequence of TableSpec
-        At least one; of one number of columns, once rounded up, and one `rule`.
-    rule : RowUpdate or None
-        None: tables without an optimizer.
+    tables : StackedTables
     programs : Programs
 
     Attributes
@@ -60,21 +54,11 @@ class Stack:
     arrays : dict of slot name, None for the rows, -> jax.Array
     """
 
-    def __init__(
-        self,
-        mesh: Mesh,
-        cores: int,
-        specs: Sequence[TableSpec],
-        rule: RowUpdate | None,
-        programs: Programs,
-    ) -> None:
+    def __init__(self, mesh: Mesh, tables: StackedTables, programs: Programs) -> None:
         self.mesh = mesh
-        self.rule = rule
+        self.geometry, self._specs, self.rule = tables
         self._programs = programs
-        self._specs = tuple(specs)
-        self.position = {spec.name: at for at, spec in enumerate(specs)}
-        layouts = [Layout.of(spec.layout, spec.num_rows, mesh.size) for spec in specs]
-        self.geometry = StackGeometry(tuple(layouts), cores, max(spec.dim for spec in specs))
+        self.position = {spec.name: at for at, spec in enumerate(self._specs)}
         self.arrays: dict[str | None, jax.Array] = {}
         self._initialise()
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("emulated")
 
 def stored_rows(backend, table, slot):
     """Return what the devices hold, put together on the host without any of the backend's reads."""
-    stack = backend._stack(table)
+    stack = backend._stacks[table]
     geometry, at = stack.geometry, stack.position[table]
     layout = geometry.layouts[at]
     held = np.asarray(stack.arrays[slot]).reshape(
