@@ -49,6 +49,15 @@ def count_parts(
     unique__ph: Ints,
 ) -> None: ...
 def list_keys(pairs: NDArray[np.uint64], n: int, keys: Ints) -> None: ...
+def count_distinct(
+    keys: Ints,
+    limits__w: Ints,
+    first: int,
+    end: int,
+    window_bits: int,
+    bitmap: NDArray[np.uint64],
+    at__2w: Ints,
+) -> int: ...
 def list_triples(
     pairs: NDArray[np.uint64],
     n: int,

@@ -1,8 +1,9 @@
 """Triples (row, bag, gain) of the workers that bags are shared out to, sorted by holder and row.
 
-A row's *number* says where it lies, in three digits of bits: the group that holds it, its row there,
-and which holder of the group: ``1 << holder_bits`` are one group. Its *key* has the digits in the
-order (group, holder, row), so that keys ascend from holder to holder, and in each from row to row.
+A row's *number* says where it lies, in three digits of bits: the group that holds it, its row
+there, and which holder of the group: ``1 << holder_bits`` are one group. Its *key* has the digits
+in the order (group, holder, row), so that keys ascend from holder to holder, and in each from row
+to row.
 A worker's pairs of key and (bag, gain) are sorted by key, those of a key staying in the order in
 which they came, which is that of bags. Workers have nothing in common: each may be sorted by a
 thread of its own, and the memory that it needs is that of its own pairs.
@@ -29,7 +30,8 @@ cdef extern from "scalars.h" nogil:
     uint32_t bits_of_float "sc_bits_of_float"(float value)
 
 
-cdef inline uint64_t key_of(int64_t number, int holder_bits, int row_bits) noexcept nogil:
+cdef inline uint64_t key_of_number(int64_t number, int holder_bits,
+                                   int row_bits) noexcept nogil:
     cdef uint64_t digits = <uint64_t>number
     cdef uint64_t holder = digits & ((<uint64_t>1 << holder_bits) - 1)
     cdef uint64_t row = (digits >> holder_bits) & ((<uint64_t>1 << row_bits) - 1)
@@ -53,7 +55,7 @@ def count_keys(const int64_t[::1] numbers__n, int64_t first, int64_t last, int h
     numbers = &numbers__n[0]
     with nogil:
         for i in range(first, last):
-            of[key_of(numbers[i], holder_bits, row_bits) >> shift] += 1
+            of[key_of_number(numbers[i], holder_bits, row_bits) >> shift] += 1
 
 
 def deal_bags(const int64_t[::1] numbers__n, const int64_t[::1] row_splits, int64_t first_bag,
@@ -80,7 +82,7 @@ def deal_bags(const int64_t[::1] numbers__n, const int64_t[::1] row_splits, int6
             gain = of_bags[bag] if of_bags != NULL else 1
             pair.source = <int64_t>(number + bag - first_bag) << 32 | bits_of_float(gain)
             for i in range(row_splits[bag], row_splits[bag + 1]):
-                pair.key = key_of(numbers[i], holder_bits, row_bits)
+                pair.key = key_of_number(numbers[i], holder_bits, row_bits)
                 if of_ids != NULL:
                     pair.source = pair.source >> 32 << 32 | bits_of_float(of_ids[i])
                 bucket = pair.key >> shift
@@ -135,7 +137,7 @@ cdef wide_t* sorted_pairs(wide_t* pairs, wide_t* spare, Py_ssize_t n, int bits_l
 
 cdef Py_ssize_t merge(const wide_t* pairs, Py_ssize_t n, wide_t* to, int row_bits,
                       int64_t* counts, int64_t* unique) noexcept nogil:
-    """Write the triples of a sorted bucket, each once, to where it lies or before; return how many."""
+    """Write the triples of a sorted bucket, each once, where it lies or before; return how many."""
     cdef Py_ssize_t i, found = 0, counted = 0
     cdef int64_t rows = 1
     cdef uint64_t holder = pairs[0].key >> row_bits
@@ -194,6 +196,67 @@ def list_keys(const uint64_t[::1] pairs, int64_t n, int64_t[::1] keys):
             found += of[i].key != last
             last = of[i].key
             keys[found - 1] = <int64_t>last
+
+
+def count_distinct(const int64_t[::1] keys, const int64_t[::1] limits__w, int64_t first,
+                   int64_t end, int window_bits, uint64_t[::1] bitmap, int64_t[:, ::1] at__2w):
+    """Return how many keys from `first` to `end` there are in ascending lists, each once. O(n).
+
+    List w is [limits__w[w], limits__w[w + 1]). Keys are marked in windows of ``1 << window_bits``,
+    in `bitmap`, which comes zeroed and is left so; `at__2w` is scratch.
+    """
+    cdef int64_t found = 0
+    if keys.shape[0] == 0:
+        return 0
+    with nogil:
+        found = count_marked(&keys[0], &limits__w[0], limits__w.shape[0] - 1, first, end,
+                             window_bits, &bitmap[0], &at__2w[0, 0], &at__2w[1, 0])
+    return found
+
+
+cdef int64_t count_marked(const int64_t* keys, const int64_t* limits, Py_ssize_t lists,
+                          int64_t first, int64_t end, int window_bits, uint64_t* bitmap,
+                          int64_t* at, int64_t* before) noexcept nogil:
+    cdef Py_ssize_t w
+    cdef int64_t found = 0, lowest, last, i
+    cdef uint64_t bit, word
+    for w in range(lists):
+        at[w] = lower_bound(keys, limits[w], limits[w + 1], first)
+    while True:
+        lowest = end
+        for w in range(lists):
+            before[w] = at[w]
+            if at[w] < limits[w + 1] and keys[at[w]] < lowest:
+                lowest = keys[at[w]]
+        if lowest == end:
+            return found
+        lowest = lowest >> window_bits << window_bits
+        last = min(end, lowest + (<int64_t>1 << window_bits))
+        for w in range(lists):
+            i = at[w]
+            while i < limits[w + 1] and keys[i] < last:
+                bit = <uint64_t>(keys[i] - lowest)
+                word = bitmap[bit >> 6]
+                found += <int64_t>(~(word >> (bit & 63)) & 1)
+                bitmap[bit >> 6] = word | <uint64_t>1 << (bit & 63)
+                i += 1
+            at[w] = i
+        for w in range(lists):
+            for i in range(before[w], at[w]):
+                bitmap[<uint64_t>(keys[i] - lowest) >> 6] = 0
+
+
+cdef int64_t lower_bound(const int64_t* keys, int64_t low, int64_t high,
+                         int64_t key) noexcept nogil:
+    """Return the place of the first of ascending keys that is not below `key`."""
+    cdef int64_t middle
+    while low < high:
+        middle = (low + high) // 2
+        if keys[middle] < key:
+            low = middle + 1
+        else:
+            high = middle
+    return low
 
 
 def list_triples(const uint64_t[::1] pairs, int64_t n, int row_bits, int part_bits,

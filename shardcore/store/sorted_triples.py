@@ -22,7 +22,6 @@ from shardcore._core.routing import fill_rest as _fill_rest
 from shardcore.errors import ShardcoreValueError
 from shardcore.memory import pool
 from shardcore.store import threads
-from shardcore.store.occurrences import sort_occurrences
 
 __all__ = ["SortedTriples", "TripleLists", "WorkedBags", "sort_triples"]
 
@@ -40,6 +39,12 @@ _NAN: Final = int(np.array(np.nan, np.float32).view(np.int32))
 _BUCKET_BITS: Final = 12
 _MOST_BUCKETS: Final = 9
 """As in `occurrences`: buckets of some 2**11 pairs, and no more of them than 2**9."""
+
+_WINDOW_BITS: Final = 18
+"""Keys are marked in 2**18 bits, which lie in the first-level cache, ..."""
+
+_MOST_WINDOWS: Final = 12
+"""... or in more, so that there are no more than 2**12 windows to go to in every list."""
 
 _COST: Final = 16
 """Elements that an id counts as, where work is shared out among threads."""
@@ -108,6 +113,7 @@ class SortedTriples:
     _left: Ints
     _ranges: list[tuple[int, int]]
     _row_bits: int
+    _parts: dict[int, tuple[Ints, Ints]]
 
     def parts(self, parts: int) -> tuple[Ints, Ints]:
         """Return how many triples, and distinct rows, are in each part of each list.
@@ -124,6 +130,13 @@ class SortedTriples:
         _check_parts(parts)
         if parts == 1:
             return self.counts[:, None], self.distinct[:, None]
+        finer = next((own for own in self._parts if own >= parts), 0)
+        if finer:  # a part is then several of these
+            counts, distinct = (
+                own.reshape(own.shape[0], parts, -1, own.shape[2]).sum(axis=2)
+                for own in self._parts[finer]
+            )
+            return counts, distinct
         workers, holders = self.counts.shape
         counts, distinct = np.zeros((2, workers, parts, holders), np.int64)
         bits = parts.bit_length() - 1
@@ -135,6 +148,7 @@ class SortedTriples:
                 _kernel.count_parts(self._pairs[worker], left, self._row_bits, bits, *own)
 
         threads.run(len(self._ranges), counted)
+        self._parts[parts] = counts, distinct
         return counts, distinct
 
     def lists(self, starts: Ints, used: Ints, room: int, padding: int) -> TripleLists:
@@ -273,9 +287,27 @@ def sort_triples(
             _kernel.list_keys(pairs[worker], int(left[worker]), own)
 
     threads.run(len(ranges), listed)
-    # Rows that several workers name count once.
-    once = sort_occurrences(keys, np.zeros(keys.size, np.int32), None, 1 << bits).rows.size
-    return SortedTriples(counts, distinct, once, pairs, left, ranges, row_bits)
+    rows = _distinct(keys, np.concatenate([[0], ends]), bits)
+    return SortedTriples(counts, distinct, rows, pairs, left, ranges, row_bits, {})
+
+
+def _distinct(keys: Ints, limits: Ints, bits: int) -> int:
+    """Return how many distinct keys several ascending lists have together."""
+    window = min(bits, max(_WINDOW_BITS, bits - _MOST_WINDOWS))
+    # In tasks of whole windows: keys of several lists meet in one of them.
+    tasks = 1 if keys.size * _COST < 2 * threads.PIECE else 4 * threads.get_num_threads()
+    windows = 1 << (bits - window)
+    borders = [(windows * task // tasks) << window for task in range(tasks + 1)]
+    found = [0] * tasks
+
+    def counted(task: int) -> None:
+        bitmap = np.zeros(max(1, (1 << window) // 64), np.uint64)
+        at = np.empty((2, limits.size - 1), np.int64)
+        own = borders[task], borders[task + 1]
+        found[task] = _kernel.count_distinct(keys, limits, *own, window, bitmap, at)
+
+    threads.run(tasks, counted)
+    return sum(found)
 
 
 class _Plain(NamedTuple):

@@ -203,6 +203,28 @@ def test_tables_with_other_rates_share_a_stack_and_not_a_call():
         assert on_cores.metrics()["stacks"] == 1
 
 
+def test_a_table_of_no_layout_is_dealt_out():
+    backend = SparseCoreBackend("cpu", 2, 2)
+    with sc.ShardedEmbedding(features(), sc.optimizers.SGD(0.1), backend) as engine:
+        engine.build()
+        made = {name: spec.layout for name, spec in backend.specs.items()}
+        assert made == dict.fromkeys(["rows", "mod", "wide", "most"], "mod")
+
+
+def test_a_table_that_is_made_later_starts_a_stack():
+    backend = SparseCoreBackend("cpu", 2, 2)
+    specs = [TableSpec(name, 20, 5, np.dtype("float32"), RowId(), 0) for name in "abc"]
+    backend.create_tables(specs[:2])
+    assert backend.counters()["stacks"] == 1
+    before = backend.gather("a", None, np.arange(20))
+    backend.create_table(specs[2])
+    assert backend.counters()["stacks"] == 2
+    np.testing.assert_array_equal(backend.gather("a", None, np.arange(20)), before)
+    backend.drop_table("a")
+    backend.drop_table("b")
+    assert backend.counters()["stacks"] == 1
+
+
 def test_a_checkpoint_moves_between_cpu_and_cores(tmp_path):
     on_cpu, on_cores = engines(sc.optimizers.Adagrad(0.1))
     rng = np.random.default_rng(2)
