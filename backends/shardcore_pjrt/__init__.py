@@ -51,19 +51,25 @@ def _make(
     lanes: int | None = None,
     exchange: Literal["gather", "all_to_all"] | None = None,
     strategy: Literal["sparsecore"] | None = None,
+    batches: Literal["same", "own"] = "same",
 ) -> Backend:
     from shardcore_pjrt.platform.installation import require
 
     require(platform)  # first: the backend's own imports would fail less clearly
     if strategy is not None:
-        return _make_in_sparsecores(platform, devices, lanes, exchange, strategy)
+        return _make_in_sparsecores(platform, devices, lanes, exchange, strategy, batches)
     from shardcore_pjrt.backend import PjrtBackend
 
-    return PjrtBackend(platform, devices, lanes, exchange)
+    return PjrtBackend(platform, devices, lanes, exchange, batches=batches)
 
 
 def _make_in_sparsecores(
-    platform: str, devices: Any, lanes: object, exchange: object, strategy: object
+    platform: str,
+    devices: Any,
+    lanes: object,
+    exchange: object,
+    strategy: object,
+    batches: object,
 ) -> Backend:
     if strategy != "sparsecore":
         raise ShardcoreValueError(f"strategy must be None or 'sparsecore', got {strategy!r}")
@@ -72,6 +78,10 @@ def _make_in_sparsecores(
             raise ShardcoreValueError(
                 f"{argument} must be None with strategy 'sparsecore', got {value!r}"
             )
+    if batches != "same":
+        raise ShardcoreValueError(
+            f"batches must be 'same' with strategy 'sparsecore', got {batches!r}"
+        )
     from shardcore_pjrt.sparsecore.backend import SparseCoreBackend
 
     return SparseCoreBackend(platform, devices)
@@ -82,5 +92,6 @@ def _make_tpu(
     lanes: int | None = None,
     exchange: Literal["gather", "all_to_all"] | None = None,
     strategy: Literal["sparsecore"] | None = None,
+    batches: Literal["same", "own"] = "same",
 ) -> Backend:
-    return _make("tpu", devices, lanes, exchange, strategy)
+    return _make("tpu", devices, lanes, exchange, strategy, batches)

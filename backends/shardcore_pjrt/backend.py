@@ -29,17 +29,20 @@ from shardcore.backend import (
     TableBatch,
     TableSpec,
     TableUpdate,
+    dots_from_rows,
 )
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
 from shardcore.sharding import Layout
 from shardcore.store import changed_here
-from shardcore_pjrt.batch_lists import BatchLists, UpdateLists
+from shardcore_pjrt.batch_lists import BatchLists, LookupLists, UpdateLists
 from shardcore_pjrt.capabilities import CAPABILITIES
 from shardcore_pjrt.device_table import DeviceTable, bytes_of_a_device
 from shardcore_pjrt.mesh.batch_parts import access_parts, batch_parts, table_parts, update_parts
 from shardcore_pjrt.mesh.geometry import Geometry
+from shardcore_pjrt.mesh.own_devices import OwnDevices
 from shardcore_pjrt.mesh.placing import fetched, on_mesh, resharding_program, whole
 from shardcore_pjrt.mesh.processes import processes_of
+from shardcore_pjrt.own_lists import OwnLists, own_batch_parts, own_update_parts
 from shardcore_pjrt.platform.installation import devices_of
 from shardcore_pjrt.programs.activations import Filling, trimmed
 from shardcore_pjrt.programs.compiled import Program, Programs
@@ -48,7 +51,6 @@ from shardcore_pjrt.programs.refusals import Refusals
 from shardcore_pjrt.programs.split_features import per_feature
 from shardcore_pjrt.programs.update_program import update_program
 from shardcore_pjrt.routing.lookup_route import LookupShape
-from shardcore_pjrt.routing.spread import bags_of_device
 from shardcore_pjrt.routing.strategy import Exchange, default_layout
 from shardcore_pjrt.stacks import Member, stacked
 from shardcore_pjrt.update_arguments import (
@@ -86,8 +88,8 @@ class PjrtBackend(Backend):
     """Tables on the devices of one PJRT platform, cut over all of them.
 
     They may be devices of several processes, which the user has started and joined by
-    ``jax.distributed.initialize``; then every process makes the same calls with the same batches,
-    from one thread, and each raises an error if they do not.
+    ``jax.distributed.initialize``; then every process makes the same calls, from one thread, with
+    the same batches or each with its own, and each raises an error if they do not.
 
     Parameters
     ----------
@@ -103,6 +105,9 @@ class PjrtBackend(Backend):
     rules : str, optional
         The platform whose rules choose lanes, exchanges and layouts where nothing is said. None:
         `platform`. ``rules="tpu"`` on CPU devices runs the programs that a TPU would.
+    batches : {"same", "own"}, default "same"
+        What each of several processes gives to lookups and updates: the whole batch, or its own
+        samples, for which it gets activations and gives gradients.
 
     Attributes
     ----------
@@ -132,6 +137,7 @@ class PjrtBackend(Backend):
         lanes: int | None = None,
         exchange: Exchange | None = None,
         rules: str | None = None,
+        batches: Literal["same", "own"] = "same",
     ) -> None:
         super().__init__()
         used = devices_of(platform, devices)
@@ -146,11 +152,15 @@ class PjrtBackend(Backend):
             raise ShardcoreValueError(
                 f"exchange must be None, 'gather' or 'all_to_all', got {exchange!r}"
             )
+        if batches not in ("same", "own"):
+            raise ShardcoreValueError(f"batches must be 'same' or 'own', got {batches!r}")
         self.platform = platform
         self.mesh = Mesh(np.array(used), ("x",))
+        self._processes = processes_of(self.mesh)
+        if exchange is None and batches == "own" and self._processes.several:
+            exchange = "all_to_all"  # by which a process routes its own samples alone
         self._lanes = lanes
         self._exchange = exchange
-        self._processes = processes_of(self.mesh)
         own = used[0].client.process_index()
         if own not in self._processes.numbers:
             raise ShardcoreValueError(
@@ -164,9 +174,14 @@ class PjrtBackend(Backend):
             _warn_without_time_limit()
         self._programs = Programs()
         self._tables: dict[str, _Table] = {}
+        self._batches = batches
+        self._own: OwnDevices | None = None  # of several processes, each with its own samples
         self._lists = BatchLists(self._programs, self._rules, exchange, self._processes.several)
+        if batches == "own" and self._processes.several:
+            self._own = OwnDevices(self.mesh)
+            self._lists = OwnLists(self._programs, self._rules, exchange, self.mesh)
         self._uncounted: list[jax.Array] = []
-        self._refusals = Refusals(self.mesh, self._programs)
+        self._refusals = Refusals(self.mesh, self._programs, self._own is not None)
         # Programs over the same devices must start in one order on all of them, hence one lock.
         self._lock = self._processes.lock if self._processes.several else threading.RLock()
 
@@ -227,7 +242,7 @@ class PjrtBackend(Backend):
             If the host has no room.
         """
         with self._lock:
-            options = repr((self.platform, self._lanes, self._exchange, self._rules))
+            options = repr((self.platform, self._lanes, self._exchange, self._rules, self._batches))
             parts = itertools.chain.from_iterable(table_parts(spec) for spec in specs)
             self._processes.agree("create_table", [("options of the backend", options), *parts])
             for mesh, geometry, members in stacked(self._where(specs)):
@@ -271,8 +286,11 @@ class PjrtBackend(Backend):
         """Return copies of rows in request order."""
         with self._lock:
             self._processes.agree("gather", access_parts(table, slot, rows))
-            member, stack = self._tables[table]
-            return stack.gather(slot, member.rows(rows))
+            return self._gathered(table, slot, rows)
+
+    def _gathered(self, table: str, slot: str | None, rows: NDArray[np.int64]) -> NDArray[Any]:
+        member, stack = self._tables[table]
+        return stack.gather(slot, member.rows(rows))
 
     def scatter(
         self, table: str, slot: str | None, rows: NDArray[np.int64], values: NDArray[Any]
@@ -289,36 +307,51 @@ class PjrtBackend(Backend):
         """Return the activations of every feature as arrays on the devices.
 
         They are cut over the devices by bag where their number is a multiple of that of the
-        devices; else every device holds all of them.
+        devices; else every device holds all of them. Of own samples these are the devices of the
+        process.
         """
         groups = self._by_stack(batches)
-        prepared = [self._lists.of_lookup(group.stack, group.features) for group in groups]
+        prepared = self._prepared(batches, groups)
         found: dict[int, list[Any]] = {}
         with self._lock:
-            self._processes.agree("lookup", batch_parts(batches))
+            if self._own is None:
+                self._processes.agree("lookup", batch_parts(batches))
             for group, looked_up in zip(groups, prepared, strict=True):
                 stack, shape = group.stack, looked_up.route.shape
-                devices = stack.geometry.devices
                 padded = self._program_of(stack, shape)(stack.rows, looked_up.lists)
-                activations = iter(per_feature(stack.mesh, self._programs, padded, shape.bags))
+                activations = per_feature(stack.mesh, self._programs, padded, shape.bags)
+                ready = iter(zip(activations, looked_up.own, strict=True))
                 for batch in group.batches:
                     found[id(batch)] = [
-                        trimmed(
-                            self.mesh,
-                            self._programs,
-                            next(activations),
-                            bags_of_device(bags, devices),
-                            bags.num_bags,
-                        )
-                        for bags in batch.features
+                        self._as_given(*next(ready), bags.num_bags) for bags in batch.features
                     ]
-        for (stack, together, features), looked_up in zip(groups, prepared, strict=True):
+        for (stack, together, _), looked_up in zip(groups, prepared, strict=True):
             if together[0].training:  # while the devices look up
                 tables = [batch.table for batch in together]
-                routed = self._lists.of_update(stack, tables, features, looked_up)
+                routed = self._lists.of_update(stack, tables, looked_up.features, looked_up)
                 for batch in together:
                     batch.route = routed
         return [found[id(batch)] for batch in batches]
+
+    def _prepared(
+        self, batches: Sequence[TableBatch], groups: Sequence[_Together]
+    ) -> list[LookupLists]:
+        """Return the routes of lookups; of own samples once all processes know what they are of."""
+        asked = [(group.stack, group.features) for group in groups]
+        if isinstance(self._lists, OwnLists):
+            return self._lists.of_lookups("lookup", list(own_batch_parts(batches)), asked)
+        return [self._lists.of_lookup(*one) for one in asked]
+
+    def _as_given(self, padded: jax.Array, own: int, bags: int) -> jax.Array:
+        """Return a feature's activations for the bags that the caller gave."""
+        if self._own is None:
+            return trimmed(self.mesh, self._programs, padded, own, bags)
+        return trimmed(self._own.mesh, self._programs, self._own.part(padded), own, bags)
+
+    def refuse(self, call: str, error: Exception) -> None:
+        """Raise in all processes what the engine refuses of the samples of this one."""
+        if self._own is not None:
+            self._processes.refuse(call, error)
 
     def _by_stack(self, batches: Sequence[TableBatch]) -> list[_Together]:
         """Return batches by stack, and by whether gradients follow."""
@@ -350,18 +383,27 @@ class PjrtBackend(Backend):
     def takes_gradient(self, gradient: object) -> bool:
         """Return whether `gradient` is a JAX array on devices of this backend.
 
-        Over several processes one that a process has for itself is read like any host array.
+        Over several processes one that a process has for itself is read like any host array. Where
+        each gives its own samples, it has to have their gradients for itself.
 
         Raises
         ------
         ShardcoreValueError
-            If it lies on some, but not all, of the devices of several processes.
+            If it lies on some, but not all, of the devices of several processes; of own samples, if
+            it lies on devices of others.
         """
         if not isinstance(gradient, jax.Array):
             return False
         held = gradient.sharding.device_set
         if not self._processes.several:
             return bool(held <= set(self.mesh.devices.flat))
+        if self._own is not None:
+            if not gradient.is_fully_addressable:
+                raise ShardcoreValueError(
+                    "must be of this process alone, as its samples are: it lies on "
+                    f"{len(held)} devices of several"
+                )
+            return bool(held <= set(self._own.mesh.devices.flat))
         if gradient.is_fully_addressable:
             return False
         if held != set(self.mesh.devices.flat):
@@ -373,17 +415,15 @@ class PjrtBackend(Backend):
 
     def apply(self, updates: Sequence[TableUpdate]) -> None:
         """Update each touched row once, in place; returns before the devices have done so."""
-        joined = [
-            JoinedUpdates(stack, group, self._route_of(stack, group))
-            for stack, group in self._by_stack_and_step(updates)
-        ]
+        joined = self._joined(updates)
         with self._lock:
-            self._processes.agree("apply", update_parts(updates))
+            if self._own is None:
+                self._processes.agree("apply", update_parts(updates))
             fillings: dict[str, list[Filling | None]] = {}
             for one in joined:
                 fillings |= fillings_of(one)
             held = {
-                table: with_filled_gradients(self.mesh, self._programs, update, fillings[table])
+                table: self._filled(update, fillings[table])
                 for update in updates
                 for table in [update.batch.table]
             }
@@ -432,6 +472,23 @@ class PjrtBackend(Backend):
         with self._lock:
             return self._refusals.report(wait)
 
+    def _filled(self, update: TableUpdate, fillings: Sequence[Filling | None]) -> TableUpdate:
+        """Return an update whose gradients have the bags of its program, on all devices."""
+        own = self._own
+        if own is None:
+            return with_filled_gradients(self.mesh, self._programs, update, fillings)
+        parts = [None if one is None else one._replace(parts=own.mesh.size) for one in fillings]
+        filled = with_filled_gradients(own.mesh, self._programs, update, parts)
+
+        def on_all(gradient: Any) -> Any:
+            if gradient is None:
+                return None
+            if isinstance(gradient, jax.Array):
+                return own.joined(gradient)
+            return own.put({"gradient": gradient})["gradient"]
+
+        return dataclasses.replace(filled, gradients=tuple(map(on_all, filled.gradients)))
+
     def _with_gradients_at_hand(self, update: TableUpdate) -> TableUpdate:
         """Return an update whose gradients on devices are on all devices of the mesh."""
         gradients = tuple(
@@ -443,6 +500,8 @@ class PjrtBackend(Backend):
     def weight_dots(self, update: TableUpdate) -> list[NDArray[Any] | None]:
         """Return, per feature with a gradient, each occurrence's row times its bag's gradient."""
         with self._lock:
+            if isinstance(self._lists, OwnLists):
+                return self._own_weight_dots(self._lists, update)
             self._processes.agree("weight_dots", update_parts([update]))
             held = self._with_gradients_at_hand(update)
             show = resharding_program(whole(self.mesh))
@@ -451,20 +510,46 @@ class PjrtBackend(Backend):
             )
             return super().weight_dots(dataclasses.replace(update, gradients=gradients))
 
-    def _route_of(self, stack: DeviceTable, updates: list[TableUpdate]) -> UpdateLists:
-        """Return the route of updates by all of their gradients: the lookup's, if it is of them."""
-        known: UpdateLists | None = updates[0].batch.route
-        tables = tuple(update.batch.table for update in updates)
-        whole_batch = all(one.batch.route is known and all(one.active) for one in updates)
-        if known is not None and known.tables == tables and whole_batch:
-            return known
-        features = [
+    def _own_weight_dots(self, lists: OwnLists, update: TableUpdate) -> list[NDArray[Any] | None]:
+        """Return what `weight_dots` does, of the process's own occurrences."""
+        self._processes.counted("weight_dots", own_update_parts([update]))
+
+        def gather(table: str, slot: str | None, rows: NDArray[np.int64]) -> NDArray[Any]:
+            named = lists.rows_of_all("weight_dots", table, rows)  # a read has all processes
+            found: NDArray[Any] = self._gathered(table, slot, named)
+            return found[np.searchsorted(named, rows)]
+
+        gradients = [None if one is None else np.asarray(one) for one in update.gradients]
+        held = dataclasses.replace(update, gradients=tuple(gradients))
+        return dots_from_rows(self.specs[update.batch.table], held, gather)
+
+    def _joined(self, updates: Sequence[TableUpdate]) -> list[JoinedUpdates]:
+        """Return updates by stack, with the routes of all of their gradients."""
+        groups = self._by_stack_and_step(updates)
+        routes = [_known_route(group) for _, group in groups]
+        new = [at for at, route in enumerate(routes) if route is None]
+        asked = [(groups[at][0], self._active_bags(groups[at][1])) for at in new]
+        looked_up: Sequence[LookupLists | None] = [None] * len(new)
+        if isinstance(self._lists, OwnLists):
+            looked_up = self._lists.of_lookups("apply", list(own_update_parts(updates)), asked)
+        for at, (stack, features), found in zip(new, asked, looked_up, strict=True):
+            tables = [update.batch.table for update in groups[at][1]]
+            routed = features if found is None else found.features
+            routes[at] = self._lists.of_update(stack, tables, routed, found)
+        return [
+            JoinedUpdates(stack, group, route)
+            for (stack, group), route in zip(groups, routes, strict=True)
+            if route is not None
+        ]
+
+    def _active_bags(self, updates: Sequence[TableUpdate]) -> list[FeatureBags]:
+        """Return, over their stack, the bags of the features that have a gradient."""
+        return [
             bags
             for update in updates
             for bags, used in zip(self._bags(update.batch), update.active, strict=True)
             if used
         ]
-        return self._lists.of_update(stack, tables, features)
 
     def _ready(
         self,
@@ -509,6 +594,14 @@ class PjrtBackend(Backend):
         with self._lock:
             self._tables.clear()
             super().close()
+
+
+def _known_route(updates: Sequence[TableUpdate]) -> UpdateLists | None:
+    """Return the route of the lookup of updates, if they have gradients for all that it is of."""
+    known: UpdateLists | None = updates[0].batch.route
+    tables = tuple(update.batch.table for update in updates)
+    whole_batch = all(one.batch.route is known and all(one.active) for one in updates)
+    return known if known is not None and known.tables == tables and whole_batch else None
 
 
 def _warn_without_time_limit() -> None:

@@ -20,6 +20,7 @@ from shardcore_pjrt.programs.compiled import Programs
 from shardcore_pjrt.programs.sort_program import sort_program, sorted_shape
 from shardcore_pjrt.routing.capacity import Rooms
 from shardcore_pjrt.routing.lookup_route import LookupRoute, route_lookup
+from shardcore_pjrt.routing.spread import bags_of_device
 from shardcore_pjrt.routing.strategy import (
     Exchange,
     choose_exchange,
@@ -29,7 +30,7 @@ from shardcore_pjrt.routing.strategy import (
 from shardcore_pjrt.routing.update_route import UpdateShape, route_update
 from shardcore_pjrt.stacks import numbered
 
-__all__ = ["BatchLists", "LookupLists", "UpdateLists"]
+__all__ = ["BatchLists", "LookupLists", "UpdateLists", "on_devices"]
 
 
 class LookupLists(NamedTuple):
@@ -37,6 +38,10 @@ class LookupLists(NamedTuple):
 
     route: LookupRoute
     lists: dict[str, jax.Array]
+    features: Sequence[FeatureBags]
+    """That were routed."""
+    own: tuple[int, ...]
+    """True bags of each feature that a device has; the last ones may lack some."""
 
 
 class UpdateLists(NamedTuple):
@@ -48,6 +53,8 @@ class UpdateLists(NamedTuple):
     unique_rows: int | jax.Array
     named: bool
     """Whether the batch names any row."""
+    own: tuple[int, ...]
+    """As that of `LookupLists`, of the features that have gradients."""
 
 
 class BatchLists:
@@ -78,7 +85,8 @@ class BatchLists:
         geometry = stack.geometry
         rooms = self._rooms(stack.lookup_rooms)
         route = route_lookup(geometry, features, self._exchange_of(geometry), rooms)
-        return LookupLists(route, _on_devices(stack, route.arrays))
+        own = _bags_of_devices(stack, features)
+        return LookupLists(route, on_devices(stack, route.arrays), features, own)
 
     def of_update(
         self,
@@ -127,9 +135,10 @@ class BatchLists:
                 if held.get(name) is array
             }
         new = {name: array for name, array in route.arrays.items() if name not in lists}
-        lists |= _on_devices(stack, new)
+        lists |= on_devices(stack, new)
         rows = route.unique_rows
-        return UpdateLists(tuple(tables), route.shape, lists, rows, rows > 0)
+        own = _bags_of_devices(stack, features)
+        return UpdateLists(tuple(tables), route.shape, lists, rows, rows > 0, own)
 
     def _sorted(
         self,
@@ -149,7 +158,8 @@ class BatchLists:
         lists, unique_rows = program(looked_up.lists)
         named = any(bags.ids.size for bags in features)
         sorted_by_it = sorted_shape(geometry, shape, *kind)
-        return UpdateLists(tuple(tables), sorted_by_it, lists, unique_rows, named)
+        own = looked_up.own
+        return UpdateLists(tuple(tables), sorted_by_it, lists, unique_rows, named, own)
 
     def _exchange_of(self, geometry: Geometry) -> Exchange:
         if self._exchange is not None and geometry.placement == "row" and geometry.devices > 1:
@@ -161,7 +171,11 @@ class BatchLists:
         return None if self._several else taken
 
 
-def _on_devices(stack: DeviceTable, arrays: dict[str, NDArray[Any]]) -> dict[str, jax.Array]:
+def _bags_of_devices(stack: DeviceTable, features: Sequence[FeatureBags]) -> tuple[int, ...]:
+    return tuple(bags_of_device(bags, stack.geometry.devices) for bags in features)
+
+
+def on_devices(stack: DeviceTable, arrays: dict[str, NDArray[Any]]) -> dict[str, jax.Array]:
     """Put the lists of a route on the devices: those with a part per device are cut."""
     cut, all_of_it = over_devices(stack.mesh), whole(stack.mesh)
     shardings = {

@@ -18,7 +18,6 @@ from shardcore_pjrt.device_table import DeviceTable
 from shardcore_pjrt.mesh.placing import on_mesh, over_devices, put, whole
 from shardcore_pjrt.programs.activations import Filling, filled_up, filled_up_on_devices
 from shardcore_pjrt.programs.compiled import Programs
-from shardcore_pjrt.routing.spread import bags_of_device
 
 __all__ = ["JoinedUpdates", "cut_gradient", "fillings_of", "numbers_of", "with_filled_gradients"]
 
@@ -34,11 +33,10 @@ class JoinedUpdates(NamedTuple):
 def fillings_of(joined: JoinedUpdates) -> dict[str, list[Filling | None]]:
     """Return, per table and feature with a gradient, where its bags are in the program's lists."""
     devices = joined.stack.geometry.devices
-    room = iter(joined.routed.shape.bags)
+    places = zip(joined.routed.shape.bags, joined.routed.own, strict=True)
     return {
         update.batch.table: [
-            None if one is None else Filling(devices, next(room), bags_of_device(bags, devices))
-            for bags, one in zip(update.batch.features, update.gradients, strict=True)
+            None if one is None else Filling(devices, *next(places)) for one in update.gradients
         ]
         for update in joined.updates
     }

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from shardcore.backend.base import Backend
 from shardcore.backend.capabilities import Capabilities
+from shardcore.backend.from_rows import dots_from_rows
 from shardcore.backend.gradients import (
     gains_of,
     gradient_rows,
@@ -44,6 +45,7 @@ __all__ = [
     "TableBatch",
     "TableSpec",
     "TableUpdate",
+    "dots_from_rows",
     "gains_of",
     "gradient_rows",
     "gradient_rows_of_tables",

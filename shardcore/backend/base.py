@@ -32,6 +32,8 @@ out.
   engine makes calls that change something in a thread in which no signal handler runs, while the
   caller's waits for it (`shardcore.store.uninterrupted`); `shardcore.store.calling_thread`
   returns the caller's.
+* What the engine refuses of a batch or its gradients never reaches `lookup` or `apply`; `refuse` is
+  called instead.
 * After `close` nothing is called any more.
 
 Arrays on a device
@@ -275,6 +277,18 @@ class Backend(ABC):
         one of them: see `shardcore.backend.process_group`.
         """
         return None
+
+    def refuse(self, call: str, error: Exception) -> None:  # noqa: B027  most have nothing to do
+        """Do what has to be done where the engine refuses the arguments of a call.
+
+        Called before the error is raised, in place of `lookup` or `apply`. A backend of several
+        processes, each of which gives samples of its own, raises an error in all of them.
+
+        Parameters
+        ----------
+        call : {"lookup", "apply"}
+        error : Exception
+        """
 
     def change(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call ``function(*arguments)``, which changes tables, where no interrupt splits it.

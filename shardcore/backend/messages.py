@@ -245,6 +245,9 @@ class NotFinite:
         are reported with it.
     step : int
         `TableUpdate.step` of the first of them, the one that is described.
+    process : int or None
+        The process that gave it, where each of several gives gradients of its own samples. None:
+        this one, or all of them.
     """
 
     table: str
@@ -255,3 +258,4 @@ class NotFinite:
     value: float
     updates: int = 0
     step: int = 0
+    process: int | None = None

@@ -5,6 +5,7 @@ One lookup or several make a step: each gives a `Share`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from types import MethodType
@@ -257,7 +258,12 @@ def described(report: NotFinite) -> str:
     """Return the message of steps whose gradients a backend found not finite."""
     origin: Origin = report.origin[report.feature]
     place = report.bag * origin.shape[-1] + report.column
-    told = _not_finite(origin.path, origin.shape, place, report.value, origin.value)
+    shape, whose = origin.shape, ""
+    if report.process is not None:  # which may have given more samples than this one
+        rest = shape[1:] if len(shape) > 1 else shape
+        shape = (place // math.prod(rest) + 1, *rest)
+        whose = f"process {report.process}: "
+    told = whose + _not_finite(origin.path, shape, place, report.value, origin.value)
     refused = f"step {report.step} was refused"
     if report.updates > 1:
         refused = f"{report.updates} steps were refused, the first of them step {report.step}"

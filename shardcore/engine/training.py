@@ -93,7 +93,7 @@ class Training:
 
     def _look_up_features(self, features: Any, weights: Any) -> Any:
         self._build()
-        batch = self._inputs.batch(features, weights, training=False, keep=False)
+        batch = self._batch(features, weights, False, False)
         self._operations.settle()
         return self._inputs.nested(self._look_up(batch))
 
@@ -209,11 +209,19 @@ class Training:
             raise ShardcoreRuntimeError("training=True needs an optimizer: no table has one")
         self._build()
         keep = training or self._background
-        batch = self._inputs.batch(features, weights, training, keep)
+        batch = self._batch(features, weights, training, keep)
         # The operation knows the batch alone: of those that callers let go, none is kept by it.
         return Pending(
             batch, self._operations.submit(call, partial(self._look_up, batch)), training
         )
+
+    def _batch(self, features: Any, weights: Any, training: bool, keep: bool) -> Batch:
+        """Check a batch; of what is refused the backend is told."""
+        try:
+            return self._inputs.batch(features, weights, training, keep)
+        except Exception as error:
+            self._backend.refuse("lookup", error)
+            raise
 
     def _look_up(self, batch: Batch) -> list[NDArray[Any]]:
         """Return the activations of each feature."""
@@ -238,7 +246,11 @@ class Training:
     def _apply_one(
         self, call: str, pending: Pending, gradients: Any, weight_gradients: bool
     ) -> Any:
-        share = self._share(call, pending, gradients)
+        try:
+            share = self._share(call, pending, gradients)
+        except Exception as error:
+            self._backend.refuse("apply", error)
+            raise
         found = self._step(call, [(pending, gradients)], [share], weight_gradients)
         return found[0] if weight_gradients else None
 
@@ -251,7 +263,9 @@ class Training:
             try:
                 shares.append(self._share(call, pending, gradients, place))
             except ShardcoreError as error:
-                raise type(error)(f"{place}{error}") from error
+                told = type(error)(f"{place}{error}")
+                self._backend.refuse("apply", told)
+                raise told from error
         found = self._step(call, pairs, shares, weight_gradients)
         return found if weight_gradients else None
 
@@ -277,9 +291,13 @@ class Training:
     ) -> list[Any]:
         """Update the tables once by all shares, and end what was pending: both, or neither."""
         progress = self.progress
-        updates = table_updates(
-            self._tables, self._inputs.features, shares, progress.handed_over + 1
-        )
+        try:
+            updates = table_updates(
+                self._tables, self._inputs.features, shares, progress.handed_over + 1
+            )
+        except Exception as error:
+            self._backend.refuse("apply", error)
+            raise
 
         def update() -> list[Any]:
             found = []

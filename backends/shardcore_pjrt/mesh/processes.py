@@ -1,10 +1,11 @@
-"""The processes of one program: they make the same calls with the same batches, or all raise.
+"""The processes of one program: they make the same calls with what they agree on, or all raise.
 
 JAX runs a program of several processes as if it were one: each of them starts the same device
 programs in the same order, with the same arguments. Were one given another batch, rows would be
 wrong, or devices would wait for each other for ever. So each call here begins with a message of
 fixed size that all devices exchange by one small program: the call, and a checksum of its
-arguments. All processes get all messages, so all of them raise or none.
+arguments. All processes get all messages, so all of them raise or none. Where each has a batch of
+its own, the message has its counts too, or the error by which the process refuses the batch.
 
 A process that reads or writes files for a while reports every second that it is busy, and the
 others wait on: only one that is dead or stuck meets the time limit of collectives, which the user
@@ -31,6 +32,7 @@ from shardcore import errors
 from shardcore.backend import Part, Read
 from shardcore.errors import ShardcoreError, ShardcoreRuntimeError, ShardcoreValueError
 from shardcore.store import calling_thread
+from shardcore_pjrt.mesh.own_devices import places_of_processes
 from shardcore_pjrt.mesh.placing import fetched, over_devices, resharding_program, whole
 
 __all__ = ["Processes", "processes_of"]
@@ -42,7 +44,8 @@ _HEAD: Final = struct.Struct("<16sIII")
 _WORDS: Final = 128
 _ROOM: Final = 4 * _WORDS - _HEAD.size
 
-_BUSY, _FAILED, _FOLLOWS, _READS, _SAVED = "busy", "failed", "follows", "reads", "saved"
+_BUSY, _FAILED, _REFUSED = "busy", "failed", "refused"
+_FOLLOWS, _READS, _SAVED = "follows", "reads", "saved"
 
 
 @dataclass(frozen=True)
@@ -99,13 +102,14 @@ class Processes:
     """
 
     def __init__(self, mesh: Mesh) -> None:
-        owners = [device.process_index for device in mesh.devices.flat]
-        self.numbers = list(dict.fromkeys(owners))
+        places = places_of_processes(mesh)
+        self.numbers = list(places)
         self.several = len(self.numbers) > 1
         self.lock = threading.RLock()
         self._mesh = mesh
-        self._first_devices = [owners.index(number) for number in self.numbers]
+        self._places = list(places.values())
         self._own = mesh.devices.flat[0].client.process_index()
+        self._own_places = places.get(self._own, [])
         self._in_save = [(_READS, _SAVED), *[(_FOLLOWS,)] * (len(self.numbers) - 1)]
         self._caller: tuple[int, str] | None = None
         self._rest: threading.Event | None = None  # set: the process is no longer busy
@@ -131,13 +135,106 @@ class Processes:
             If another process makes another call, has failed, or does not answer in time; or if the
             calls of this process come from several threads.
         """
-        if not self.several:
+        if self.several:
+            self._agreed(call, parts)
+
+    def counted(
+        self, call: str, parts: Iterable[Part], numbers: Sequence[int] = ()
+    ) -> NDArray[np.int64]:
+        """Return numbers of every process, which all make this call with the same parts.
+
+        Parameters
+        ----------
+        call : str
+        parts : iterable of (str, bytes, str or ndarray)
+            As in `agree`. They decide how many numbers there are.
+        numbers : sequence of int
+            Of this process.
+
+        Returns
+        -------
+        ndarray of int64, shape (processes, n)
+
+        Raises
+        ------
+        ShardcoreError
+            As `agree`; or what another process raised by `refuse`.
+        """
+        own = np.array(numbers, np.int64).tobytes()
+        with self.lock:
+            messages = self._agreed(call, parts, own if len(own) <= _ROOM else b"")
+            found = [message.body for message in messages]
+            if len(own) > _ROOM:
+                words = np.frombuffer(own, np.uint32)
+                given = self.gathered(call, words, [words.size] * len(found), words.size)
+                found = [one.tobytes() for one in given]
+        return np.array([np.frombuffer(one, np.int64) for one in found])
+
+    def gathered(
+        self, call: str, words: NDArray[np.uint32], sizes: Sequence[int], room: int
+    ) -> list[NDArray[np.uint32]]:
+        """Return words of every process: of as many as all know by now that each gives.
+
+        Parameters
+        ----------
+        call : str
+        words : ndarray of uint32, shape (n,)
+            Of this process.
+        sizes : sequence of int
+            How many each process gives.
+        room : int
+            Words that a device takes; those of each process fit on its devices.
+
+        Raises
+        ------
+        ShardcoreRuntimeError
+            If another process has failed, or does not answer in time.
+        """
+        own = np.zeros((len(self._own_places), room), np.uint32)
+        own.reshape(-1)[: words.size] = words
+        with self.lock:
+            everyone = self._shown(call, own)
+        return [
+            everyone[places].reshape(-1)[:size]
+            for places, size in zip(self._places, sizes, strict=True)
+        ]
+
+    def refuse(self, call: str, error: Exception) -> None:
+        """Raise, in every process, an error that this one met on its way to a call.
+
+        The others raise it where they agree on the call, or on another. Of several processes that
+        refuse something, all raise the error of the first. One that all have raised already, or
+        that broke the connection between them, is left to the caller.
+        """
+        if not self.several or error is self._known:
             return
+        if isinstance(error, jax.errors.JaxRuntimeError):
+            return
+        self._check_thread(call)
+        text = f"{type(error).__name__}: {error}".encode()
+        with self.lock:
+            try:
+                messages = self._settled(call, _Message(_REFUSED, body=text))
+                self._check_words(call, messages, [(_REFUSED,)] * len(messages))
+            except ShardcoreError as told:
+                raise told from error
+
+    @contextmanager
+    def telling(self, call: str) -> Iterator[None]:
+        """Return a context whose error is one of all processes: see `refuse`."""
+        try:
+            yield
+        except Exception as error:
+            self.refuse(call, error)
+            raise
+
+    def _agreed(self, call: str, parts: Iterable[Part], body: bytes = b"") -> list[_Message]:
+        """Return the message of every process, all of the same call and parts."""
         self._check_thread(call)
         sums = [(name, _checksum(part)) for name, part in parts]
         together = zlib.crc32(repr(sums).encode())
         with self.lock:
-            messages = self._settled(call, _Message(call, together, len(sums)))
+            messages = self._settled(call, _Message(call, together, len(sums), body))
             self._check_words(call, messages, [(call,)] * len(messages))
             for at, message in enumerate(messages):
                 if message.checksum != messages[0].checksum:
@@ -148,6 +245,7 @@ class Processes:
                             f"{self.numbers[at]} has not the {name} of process {self.numbers[0]}"
                         )
                     )
+        return messages
 
     def _check_thread(self, call: str) -> None:
         thread = calling_thread()  # changes are made in another one, on its behalf
@@ -177,7 +275,7 @@ class Processes:
     ) -> None:
         """Raise unless every process sent one of the words expected of it."""
         for number, message in zip(self.numbers, messages, strict=True):
-            if message.word == _FAILED:
+            if message.word in (_FAILED, _REFUSED):
                 raise self._raised(self._failure(call, number, message))
         if all(sent.word in words for sent, words in zip(messages, expected, strict=True)):
             return
@@ -192,12 +290,15 @@ class Processes:
         )
 
     def _failure(self, call: str, number: int, message: _Message) -> ShardcoreError:
-        """Return the error to raise for another process's: of the same class, if it is ours."""
+        """Return the error to raise for one of a process: of the same class, if it is ours."""
         kind, _, text = message.body.decode(errors="replace").partition(": ")
         known = getattr(errors, kind, None) if kind in errors.__all__ else None
         of_kind = known or ShardcoreRuntimeError
         reason = text if known else f"{kind}: {text}"
-        error: ShardcoreError = of_kind(f"{call}: process {number} failed: {reason}")
+        failed = f"process {number}: {reason}"
+        if message.word == _FAILED:
+            failed = f"{call}: process {number} failed: {reason}"
+        error: ShardcoreError = of_kind(failed)
         return error
 
     def _raised(self, error: ShardcoreError) -> ShardcoreError:
@@ -219,11 +320,19 @@ class Processes:
     def _exchanged(self, call: str, message: _Message) -> list[_Message]:
         """Return the message that every process sends now."""
         words = message.packed()
-        cut = over_devices(self._mesh)
-        shape = (self._mesh.size, words.size)
-        own = jax.make_array_from_callback(shape, cut, lambda index: words[None])
+        everyone = self._shown(call, np.broadcast_to(words, (len(self._own_places), _WORDS)))
+        return [_Message.unpacked(everyone[places[0]]) for places in self._places]
+
+    def _shown(self, call: str, own: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        """Return a line of words of every device; `own` are those of the process's devices."""
+        line = dict(zip(self._own_places, own, strict=True))
+        lines = jax.make_array_from_callback(
+            (self._mesh.size, own.shape[1]),
+            over_devices(self._mesh),
+            lambda index: line[index[0].start or 0][None],
+        )
         try:
-            everyone = fetched(resharding_program(whole(self._mesh))(own))
+            return fetched(resharding_program(whole(self._mesh))(lines))
         except (jax.errors.JaxRuntimeError, ValueError) as error:  # one failure, two classes
             raise self._raised(
                 ShardcoreRuntimeError(
@@ -231,7 +340,6 @@ class Processes:
                     f"within the time limit of collectives: {error}"
                 )
             ) from error
-        return [_Message.unpacked(everyone[at]) for at in self._first_devices]
 
     def _fail(self, call: str, error: BaseException) -> None:
         """Send the others an error raised here, unless they raised it too or cannot be reached."""

@@ -18,6 +18,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from shardcore.backend import NotFinite, TableUpdate
+from shardcore_pjrt.mesh.own_devices import places_of_processes
 from shardcore_pjrt.mesh.placing import fetched, put, spans_processes, whole
 from shardcore_pjrt.programs.activations import Filling
 from shardcore_pjrt.programs.compiled import Programs
@@ -81,10 +82,15 @@ class Refusals:
     mesh : Mesh
         All devices.
     programs : Programs
+    own_samples : bool
+        Whether each device has samples of its process alone, to which a report then refers.
     """
 
-    def __init__(self, mesh: Mesh, programs: Programs) -> None:
+    def __init__(self, mesh: Mesh, programs: Programs, own_samples: bool = False) -> None:
         self._mesh = mesh
+        self._holders: list[tuple[int, int]] | None = None
+        if own_samples:
+            self._holders = _holders(mesh)
         self._alone = not spans_processes(mesh)
         self._programs = programs
         self._yes = put({"go": np.array(True)}, {"go": whole(mesh)})["go"]
@@ -140,13 +146,22 @@ class Refusals:
             if not known:
                 break
             if not bool(fetched(batch.go)):
-                found = found or _first_of(batch)
+                found = found or _first_of(batch, self._holders)
                 found = dataclasses.replace(found, updates=found.updates + 1)
             self._pending.popleft()
         return found
 
 
-def _first_of(batch: _Batch) -> NotFinite:
+def _holders(mesh: Mesh) -> list[tuple[int, int]]:
+    """Return, of each device, its process, and which of that one's devices it is."""
+    holders = [(0, 0)] * mesh.size
+    for process, places in places_of_processes(mesh).items():
+        for at, place in enumerate(places):
+            holders[place] = process, at
+    return holders
+
+
+def _first_of(batch: _Batch, holders: Sequence[tuple[int, int]] | None) -> NotFinite:
     places, values = fetched(batch.places), fetched(batch.values)
     with np.errstate(over="ignore"):
         finite = np.isfinite(values.astype(np.float32))
@@ -154,6 +169,12 @@ def _first_of(batch: _Batch) -> NotFinite:
     assert not finite[at], "a refused batch has a gradient that is not finite"
     one, value = batch.tested[at], float(values[at])
     bag, column = divmod(int(places[at]), one.columns)
-    if one.filling is not None:
+    process: int | None = None
+    if one.filling is not None and holders is not None:
+        part, place = divmod(bag, one.filling.room)
+        process, at = holders[part]
+        bag = at * one.filling.own + place
+    elif one.filling is not None:
         bag = one.filling.true_bag(bag)
-    return NotFinite(one.table, one.origin, one.feature, bag, column, value, step=batch.step)
+    found = NotFinite(one.table, one.origin, one.feature, bag, column, value, step=batch.step)
+    return dataclasses.replace(found, process=process)

@@ -27,7 +27,15 @@ from shardcore_pjrt.routing.request import Requests, asking_bags, request_rows
 from shardcore_pjrt.routing.spread import Spread, joined, spread_bags
 from shardcore_pjrt.routing.strategy import Exchange, check_exchange
 
-__all__ = ["LookupRoute", "LookupShape", "pooled_length", "route_lookup"]
+__all__ = [
+    "LookupRoute",
+    "LookupShape",
+    "add_factors",
+    "bags_of_places",
+    "padded_length",
+    "pooled_length",
+    "route_lookup",
+]
 
 EXCHANGES: Final = ("local", "one_hot", "gather", "all_to_all", "columns")
 
@@ -154,19 +162,32 @@ def route_lookup(
     if requests is None:
         arrays["place"] = filled(places, buffer, np.int32)
     if not pooling:
-        arrays["bag"] = _bags(spread, length)
-    weights = [bags.weights for bags in features]
-    if weighted := any(each is not None for each in weights):
-        factors = [spread.weights(device, weights) for device in range(spread.devices)]
-        arrays["weight"] = filled(factors, 0, np.float32)
-    divisors = [bags.divisors for bags in features]
-    if divided := any(each is not None for each in divisors):
-        arrays["divisor"] = spread.by_bag(divisors)
+        arrays["bag"] = bags_of_places(spread, length)
+    weighted = any(bags.weights is not None for bags in features)
+    divided = any(bags.divisors is not None for bags in features)
+    add_factors(arrays, spread, length, pooling, weighted, divided)
     shape = LookupShape(exchange, own.bags, length, pooling, rows, weighted, divided)
     return LookupRoute(shape, arrays, requests)
 
 
-def _bags(spread: Spread, length: int) -> NDArray[np.int32]:
+def add_factors(
+    arrays: dict[str, NDArray[Any]],
+    spread: Spread,
+    length: int,
+    pooling: int,
+    weighted: bool,
+    divided: bool,
+) -> None:
+    """Add the factors of occurrences if `weighted`, and the divisors of bags if `divided`."""
+    if weighted:
+        weights = [bags.weights for bags in spread.features]
+        factors = [spread.weights(device, weights) for device in range(spread.devices)]
+        arrays["weight"] = spread.filled(factors, 0, np.float32, length=length, pooling=pooling)
+    if divided:
+        arrays["divisor"] = spread.by_bag([bags.divisors for bags in spread.features])
+
+
+def bags_of_places(spread: Spread, length: int) -> NDArray[np.int32]:
     """Return the local bag of each occurrence, (devices, length)."""
     if spread.parts == 1:
         first_bags = (*spread.starts, spread.total)
@@ -200,11 +221,33 @@ def pooled_length(spread: Spread) -> int:
     if not lengths:
         return 0
     longest = max(int(each.max()) for each in lengths)
-    if any(int(each.min()) != longest for each in lengths):
-        longest = quarter_steps(longest)
+    shortest = min(int(each.min()) for each in lengths)
     bags = sum(each.num_bags for each in spread.features)
     ids = sum(each.ids.size for each in spread.features)
-    rooms = spread.rooms
+    return padded_length(shortest, longest, bags, ids, spread.rooms)
+
+
+def padded_length(
+    shortest: int, longest: int, bags: int, ids: int, rooms: Rooms | None = None
+) -> int:
+    """Return the length that bags are padded to, as `pooled_length`, from what is known of them.
+
+    Parameters
+    ----------
+    shortest, longest : int
+        Of the lengths of the bags.
+    bags, ids : int
+        At least one bag.
+    rooms : Rooms, optional
+        The classes that batches before have taken.
+
+    Examples
+    --------
+    >>> padded_length(9, 9, 2, 18), padded_length(8, 9, 2, 17), padded_length(1, 17, 2, 18)
+    (9, 10, 0)
+    """
+    if shortest != longest:
+        longest = quarter_steps(longest)
     if rooms is not None and (taken := rooms.longest("pooling", longest, 1.5 * ids / bags)):
         return taken
     if 4 * bags * longest > 5 * ids:

@@ -20,7 +20,7 @@ from shardcore.backend import FeatureBags
 from shardcore.sharding import Layout
 from shardcore_pjrt.routing.capacity import Rooms, capacity, quarter_steps
 
-__all__ = ["Spread", "bags_of_device", "owner_keys", "spread_bags"]
+__all__ = ["Spread", "bags_of_device", "owner_keys", "spread_bags", "spread_by"]
 
 Ints = NDArray[np.int32] | NDArray[np.int64]
 
@@ -210,6 +210,30 @@ def spread_bags(
     [(224,), (224,), (256,), (256,)]
     """
     own = [bags_of_device(bags, devices) for bags in features]
+    return spread_by(features, devices, own, rooms)
+
+
+def spread_by(
+    features: Sequence[FeatureBags], devices: int, own: Sequence[int], rooms: Rooms | None = None
+) -> Spread:
+    """Return the bags of features cut over devices, each of which owns as many as is said.
+
+    Parameters
+    ----------
+    features : sequence of FeatureBags
+    devices : int
+    own : sequence of int
+        Bags of each feature that a device owns; of whole samples.
+    rooms : Rooms, optional
+        As in `spread_bags`.
+
+    Examples
+    --------
+    >>> bags = FeatureBags(np.array([7, 8, 9]), np.array([0, 2, 2, 3]))
+    >>> spread = spread_by([bags], 2, [4])
+    >>> spread.ids(0), spread.ids(1)
+    (array([7, 8, 9]), array([], dtype=int64))
+    """
     room = [
         quarter_steps(n // bags.bags_per_sample) * bags.bags_per_sample
         for n, bags in zip(own, features, strict=True)

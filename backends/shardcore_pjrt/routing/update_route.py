@@ -36,7 +36,7 @@ from shardcore_pjrt.routing.request import Requests
 from shardcore_pjrt.routing.spread import Spread, joined, owner_keys, spread_bags
 from shardcore_pjrt.routing.strategy import Exchange, check_exchange
 
-__all__ = ["UpdateRoute", "UpdateShape", "route_update"]
+__all__ = ["UpdateRoute", "UpdateShape", "describe_shards", "route_update", "scale_of"]
 
 EXCHANGES: Final = ("local", "gather", "all_to_all", "columns")
 
@@ -181,7 +181,7 @@ def route_update(
     own = spread_bags(features, geometry.devices, rooms)
     spread = own.joined() if exchange == "columns" else own
     arrays: dict[str, NDArray[Any]] = {}
-    scales = [_scale(bags) for bags in features]
+    scales = [scale_of(bags) for bags in features]
     if scaled := any(scale is not None for scale in scales):
         arrays["scale"] = spread.by_bag(scales)
     gains = [gains_of(bags) for bags in features]
@@ -210,7 +210,7 @@ def route_update(
         if not accumulate:
             _number_waves(arrays, owners, targets, end)
     if exchange == "all_to_all" or not lazy:
-        _describe_shards(geometry.layout, arrays)
+        describe_shards(geometry.layout, arrays)
     shape = UpdateShape(
         exchange,
         own.bags,
@@ -226,7 +226,7 @@ def route_update(
     return UpdateRoute(shape, arrays, unique_rows)
 
 
-def _scale(bags: FeatureBags) -> NDArray[Any] | None:
+def scale_of(bags: FeatureBags) -> NDArray[Any] | None:
     """Return the factor of each bag; None where all are 1, or `gains_of` holds it."""
     if bags.weights is not None or bags.divisors is None:
         return None
@@ -353,7 +353,7 @@ def _lines_of(rows: NDArray[np.int64], rows_per_line: int) -> _Lines:
     return _Lines(line[new], local - lines_left_out * rows_per_line)
 
 
-def _describe_shards(layout: Layout, arrays: dict[str, NDArray[Any]]) -> None:
+def describe_shards(layout: Layout, arrays: dict[str, NDArray[Any]]) -> None:
     """Add which global rows the shards hold."""
     shards = layout.num_shards
     first_row = layout.offsets[:-1] if layout.contiguous else np.arange(shards)

@@ -258,7 +258,7 @@ def peaks(root):
     return found
 
 
-def main(case, folder, process, processes, port):
+def main(cases, case, folder, process, processes, port):
     jax.distributed.initialize(
         f"127.0.0.1:{port}",
         int(processes),
@@ -267,14 +267,19 @@ def main(case, folder, process, processes, port):
         heartbeat_timeout_seconds=10,
         shutdown_timeout_seconds=10,
     )
-    globals()[case](Path(folder))
+    cases[case](Path(folder))
     jax.distributed.shutdown()
 
 
-if __name__ == "__main__":
+def start(cases):
+    """Run the case of a script that its arguments name."""
     try:
-        main(*sys.argv[1:])
+        main(cases, *sys.argv[1:])
     except BaseException:
         traceback.print_exc()
         sys.stdout.flush()
         os._exit(1)
+
+
+if __name__ == "__main__":
+    start(globals())

@@ -42,7 +42,7 @@ def make_batch(step, bags):
     """Return (features, weights, gradients) of a batch."""
     rng = np.random.default_rng(step)
     lists = [rng.integers(0, 203, rng.integers(0, 5)).tolist() for _ in range(bags)]
-    lists[0] = [1, 2]
+    lists[:1] = [[1, 2]] * min(bags, 1)
     weights = [rng.random(len(ids)).tolist() for ids in lists]
     features = {
         "bought": sc.Ragged.from_lists(lists),
@@ -58,7 +58,7 @@ def make_batch(step, bags):
     gradients = {
         name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()
     }
-    of_bags = np.concatenate([np.asarray(own, np.float32) for own in weights])
+    of_bags = np.concatenate([np.empty(0), *weights]).astype(np.float32)
     return features, {**dict.fromkeys(features), "bought": of_bags}, gradients
 
 
