@@ -50,7 +50,7 @@ def own_batch_parts(batches: Sequence[TableBatch]) -> Iterator[Part]:
 
 def own_update_parts(updates: Sequence[TableUpdate]) -> Iterator[Part]:
     """Yield what of an update is the same in every process, the kinds of gradients among it."""
-    yield "tables", repr([(update.batch.table, update.check) for update in updates])
+    yield "tables", repr([update.batch.table for update in updates])
     for update in updates:
         table = f"table {update.batch.table!r}"
         yield f"step of {table}", str(update.step)
@@ -61,6 +61,7 @@ def own_update_parts(updates: Sequence[TableUpdate]) -> Iterator[Part]:
                 place = "host" if isinstance(gradient, np.ndarray) else "devices"
                 kind = f"{gradient.dtype} on the {place}"
             yield f"kind of gradient {at} of {table}", kind
+        yield f"check of gradients of {table}", str(update.check)
 
 
 class OwnLists(BatchLists):

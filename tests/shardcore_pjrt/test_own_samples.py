@@ -102,9 +102,10 @@ def test_own_samples_give_the_numbers_of_one_batch(processes, devices, options, 
 # --- the same errors -----------------------------------------------------------------------------
 
 
-def of(process, error):
-    kind, _, text = error.partition(": ")
-    return f"{kind}: process {process}: {text}"
+def of(process, kind, text, call=""):
+    """Return an error as all are told it, of at most 484 bytes before the process is named."""
+    kept = f"{kind}: {text}".encode()[:484].decode().partition(": ")[2]
+    return f"{kind}: {call}process {process}: {kept}"
 
 
 def differs(call, what):
@@ -114,20 +115,66 @@ def differs(call, what):
     )
 
 
-def outside(place, value):
-    return f"ShardcoreIndexError: features['a']: {place} = {value} is outside table 't' of 20 rows"
+def outside(process, place, value, call=""):
+    told = f"features['a']: ids[{place}] = {value} is outside table 't': must be in [0, 20)"
+    return of(process, "ShardcoreIndexError", told, call)
 
 
+UNREADABLE = "features['a']: ids cannot be read as a NumPy array: MemoryError: "
+NOT_FINITE = "gradients['a'] must be finite in float32: gradients['a']"
 REFUSED = {
     "options": differs("create_table", "options of the backend"),
+    "id": outside(1, 2, 25),
+    "id of a reader": outside(0, 1, 20),
+    "ids of both": outside(0, 0, 30),
+    "named": outside(1, 1, -1, "enqueue 'train': "),
+    "no array": of(0, "ShardcoreTypeError", f"{UNREADABLE}no memory"),
+    "long": of(0, "ShardcoreTypeError", UNREADABLE + "x" * 1000),
+    "no engine's": "ShardcoreRuntimeError: process 1: MemoryError: no room for bags",
+    "in flight": 0,
+    "step": "nothing raised",
+    "rows": [0.0, -0.5, 1.0, 2.5],
+    "not finite": of(1, "ShardcoreValueError", f"{NOT_FINITE}[1, 2] = inf"),
+    "after all": "nothing raised",
+    "shape": of(
+        0,
+        "ShardcoreValueError",
+        "gradients['a'] must have the shape of the activations, (1, 4), got (1, 2)",
+    ),
+    "kinds": differs("apply", "kind of gradient 0 of table 't'"),
+    "none in one": differs("apply", "kind of gradient 0 of table 't'"),
+    "after those": "nothing raised",
+    "rate": differs("apply", "hyper-parameters of table 't'"),
+    "no rate": of(
+        1,
+        "ShardcoreTypeError",
+        "learning_rate() must return a number >= 0, finite as float32, got 'fast'",
+    ),
+    "of all devices": of(
+        0,
+        "ShardcoreValueError",
+        "gradients['a'] must be of this process alone, as its samples are: it lies on 4 devices of "
+        "several",
+    ),
+    "pair": of(1, "ShardcoreValueError", f"pairs[1]: {NOT_FINITE}[0, 0] = nan"),
+    "unchanged": [0.0, -3.5, -1.0, 1.5],
+    "changed": [0.0, -5.0, -2.0, 1.0],
+    "later": "nothing raised",
+    "not finite on devices": "UpdateRefusedError: step 5 was refused: process 1: "
+    f"{NOT_FINITE}[1, 2] = inf",
+    "afterwards": [0.0, -5.0, -2.0, 1.0],
+    "features": differs("lookup", "tables and features"),
+    "calls": "ShardcoreRuntimeError: all processes must make the same calls in the same order: "
+    "process 0 came to 'gather', process 1 came to 'lookup'",
+    "at last": "nothing raised",
+    "end": [0.0, -6.5, -3.0, 0.5],
 }
 
 
 def test_all_processes_are_told_what_one_refuses(tmp_path):
     run("refuses", tmp_path, 2, 2)
     first, second = running.told(tmp_path, 2)
-    assert first == second
-    assert first == REFUSED
+    assert first == second == REFUSED
 
 
 def test_a_process_that_is_killed_ends_the_others(tmp_path):

@@ -4,12 +4,14 @@ import json
 import os
 import signal
 import time
+from dataclasses import replace
 
 import jax
 import numpy as np
-from cases import engine, start, told
+from cases import engine, instead, raising, start, told
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from model import contents, make_batch, make_engine
+from shardcore_pjrt import own_lists
 
 import shardcore as sc
 
@@ -78,6 +80,9 @@ def refuses(folder):
     found["named"] = told(lambda: e.enqueue({"a": [[1, 5 - 6 * me]]}, name="train"))
     found["no array"] = told(lambda: e({"a": [[1]] if me else Broken()}))
     found["long"] = told(lambda: e({"a": [[1]] if me else Broken("x" * 1000)}))
+    room = raising(MemoryError("no room for bags"))
+    with instead(own_lists, "counts_of_bags", room if me else own_lists.counts_of_bags):
+        found["no engine's"] = told(lambda: e({"a": [[1]]}))
     found["in flight"] = e.in_flight
     found["step"] = step()
     found["rows"] = rows()
@@ -89,7 +94,10 @@ def refuses(folder):
     found["after all"] = told(lambda: e.apply_gradients({"a": ones}))
     found["shape"] = step(ones[:, :2] if me == 0 else ones)
     found["kinds"] = told(lambda: e.apply_gradients({"a": over_own_devices(ones) if me else ones}))
-    found["none"] = told(lambda: e.apply_gradients({"a": ones}))
+    none = e._backend.apply  # by the engine it would be no call
+    with instead(e._backend, "apply", lambda updates: none(without(updates) if me else updates)):
+        found["none in one"] = told(lambda: e.apply_gradients({"a": ones}))
+    found["after those"] = told(lambda: e.apply_gradients({"a": ones}))
     rate = 1.0 + me
     found["rate"] = step()
     rate = "fast" if me else 1.0
@@ -122,6 +130,11 @@ def refuses(folder):
     found["at last"] = step()
     found["end"] = rows()
     (folder / f"told-{me}.json").write_text(json.dumps(found))
+
+
+def without(updates):
+    """Return updates without their gradients."""
+    return [replace(update, gradients=(None,)) for update in updates]
 
 
 class Broken:
