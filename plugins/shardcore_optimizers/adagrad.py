@@ -15,6 +15,7 @@ from shardcore_optimizers.row_steps import (
     hyper_of,
     mean_of_squares,
     number,
+    per_weight,
     quotient,
 )
 
@@ -104,6 +105,7 @@ class Adagrad(FormulaSteps):
         """The name of the formula in _update.pxi."""
         return "adagrad"
 
+    @per_weight
     def formula(
         self,
         xp: Any,
@@ -306,6 +308,7 @@ class AdagradMomentum(FormulaSteps):
         """The name of the formula in _update.pxi."""
         return "adagrad_momentum"
 
+    @per_weight
     def formula(
         self,
         xp: Any,

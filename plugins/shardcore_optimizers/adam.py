@@ -17,6 +17,7 @@ from shardcore_optimizers.row_steps import (
     hyper_of,
     mean_of_squares,
     number,
+    per_weight,
     quotient,
 )
 
@@ -188,6 +189,7 @@ class Adam(Moments):
         """The name of the formula in _update.pxi."""
         return "adam"
 
+    @per_weight
     def formula(
         self,
         xp: Any,

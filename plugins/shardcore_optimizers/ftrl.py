@@ -8,7 +8,14 @@ from typing import Any
 
 from shardcore.errors import ShardcoreValueError
 from shardcore.optimizer import LearningRate, SlotSpec
-from shardcore_optimizers.row_steps import FROM_PRESET, FormulaSteps, flag, hyper_of, number
+from shardcore_optimizers.row_steps import (
+    FROM_PRESET,
+    FormulaSteps,
+    flag,
+    hyper_of,
+    number,
+    per_weight,
+)
 
 __all__ = ["FTRL"]
 
@@ -124,6 +131,7 @@ class FTRL(FormulaSteps):
         """The name of the formula in _update.pxi."""
         return "ftrl"
 
+    @per_weight
     def formula(
         self,
         xp: Any,

@@ -13,6 +13,7 @@ from shardcore_optimizers.row_steps import (
     flag,
     hyper_of,
     number,
+    per_weight,
     quotient,
 )
 
@@ -98,6 +99,7 @@ class RMSProp(FormulaSteps):
         """The name of the formula in _update.pxi."""
         return "rmsprop"
 
+    @per_weight
     def formula(
         self,
         xp: Any,

@@ -13,7 +13,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, fields
 from math import inf
-from typing import Any, ClassVar, Final, Literal, TypeAlias
+from typing import Any, ClassVar, Final, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -42,6 +42,7 @@ __all__ = [
     "mean_of_squares",
     "norm_of",
     "number",
+    "per_weight",
     "quotient",
     "sum_of_squares",
 ]
@@ -203,6 +204,18 @@ def mean_of_squares(xp: Any, x: Any) -> Any:
 def norm_of(xp: Any, x: Any) -> Any:
     """Return the Euclidean norm of each row, (n, 1)."""
     return xp.sqrt(sum_of_squares(xp, x))
+
+
+Formula = TypeVar("Formula", bound=Callable[..., tuple[Any, Mapping[str, Any]]])
+
+
+def per_weight(formula: Formula) -> Formula:
+    """Mark a formula that updates each weight for itself, whatever row it is in.
+
+    The mark is the function's own: a subclass that has another formula does not inherit it.
+    """
+    formula.per_weight = True  # type: ignore[attr-defined]
+    return formula
 
 
 # --- docstrings ----------------------------------------------------------------------------------
@@ -483,6 +496,17 @@ class FormulaSteps(RowSteps):
     @abstractmethod
     def compiled_formula(self) -> str:
         """The name of the formula in _update.pxi."""
+
+    @property
+    def elementwise(self) -> bool:
+        """Whether each weight is updated for itself: the formula says so, no norm is clipped."""
+        own = type(self)
+        return (
+            own.update is FormulaSteps.update
+            and getattr(own.formula, "per_weight", False)
+            and self.clip_norm is None
+            and all(slot.kind == "element" for slot in self.slots)
+        )
 
     def update(
         self,

@@ -38,6 +38,11 @@ occurrence of a row, in their order, each time with what the call before returne
 Rows of float16 and bfloat16 are rounded back once per batch, to the nearest or, with
 `Optimizer.rounds_stochastically`, to one of the two neighbours by chance.
 
+Where `Optimizer.elementwise` is True, each weight is updated for itself: its result depends on its
+own gradient, value and slots, on `hyper` and `step`, not on other columns, nor on how many there
+are, nor on `row_ids`; and every slot has a value per weight. A backend may then call `update` with
+several rows side by side as one, or with some columns of a row, and with any `row_ids`.
+
 `update` and `init` change nothing they are given and are written against the Python array API
 (``xp = rows.__array_namespace__()``): NumPy runs them as they stand, JAX traces and compiles them.
 Hence no branches on values of arrays.
@@ -201,6 +206,8 @@ class Optimizer(metaclass=OptimizerMeta):
         True: only the rows that a batch touches are updated. False: all rows, each batch.
     accumulate : bool
         True: one update per row and batch, of the summed gradients. False: one per occurrence.
+    elementwise : bool
+        True: each weight is updated for itself, whatever row it is in. False: it may not be.
     rounds_stochastically : bool
         Whether rows of a short dtype are rounded by chance instead of to the nearest.
 
@@ -234,6 +241,11 @@ class Optimizer(metaclass=OptimizerMeta):
     def accumulate(self) -> bool:
         """Whether the gradients of a row are summed before the update."""
         return True
+
+    @property
+    def elementwise(self) -> bool:
+        """Whether each weight is updated for itself, whatever row it is in."""
+        return False
 
     @property
     def rounds_stochastically(self) -> bool:

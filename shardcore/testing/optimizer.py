@@ -327,6 +327,33 @@ class OptimizerConformance:
                     assert_agree(array, whole_slots[name][part], what + name, self._limit)
 
     @each_working_dtype
+    def test_elementwise_is_what_it_says(
+        self, optimizer: Optimizer, rng: np.random.Generator, dtype: str
+    ) -> None:
+        """If so, rows side by side, parts of rows and other row ids give the same numbers."""
+        assert type(optimizer.elementwise) is bool
+        if not optimizer.elementwise:
+            return
+        for slot in optimizer.slots:
+            assert slot.kind == "element", f"elementwise: slot {slot.name} has a value per row"
+        count, dim = 6, 12
+        grad, rows, slots = _block(optimizer, rng, (count, dim), dtype)
+        ids = rng.choice(2**40, count, replace=False).astype(np.int64)
+        whole, whole_slots = _update(optimizer, grad, rows, slots, row_ids=ids)
+        for shape in ((6, 12), (3, 24), (1, 72), (24, 3), (72, 1)):
+            new, new_slots = _update(
+                optimizer,
+                grad.reshape(shape),
+                rows.reshape(shape),
+                {name: array.reshape(shape) for name, array in slots.items()},
+            )
+            what = f"elementwise, as {shape[0]} rows of {shape[1]} columns: "
+            ours = {"rows": new, **new_slots}
+            for name, expected in {"rows": whole, **whole_slots}.items():
+                array = np.asarray(ours[name]).reshape(count, dim)
+                assert_agree(array, np.asarray(expected), what + name, self._limit)
+
+    @each_working_dtype
     @pytest.mark.parametrize("zero", ["gradient", "slots", "learning rate", "all"])
     def test_zeros_give_finite_numbers(
         self, optimizer: Optimizer, rng: np.random.Generator, dtype: str, zero: str

@@ -153,6 +153,7 @@ DECLARED = [
     "slots",
     "lazy",
     "accumulate",
+    "elementwise",
     "rounds_stochastically",
     "init_reads_rows",
     "parameters",

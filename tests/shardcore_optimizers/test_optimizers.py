@@ -468,6 +468,30 @@ def test_adagrad_with_epsilon_begins_at_zero():
     np.testing.assert_allclose(rows, [[1.0, 0.5]], rtol=1e-8)
 
 
+def test_elementwise_is_the_formulas_own():
+    class OwnFormula(optimizers.SGD):
+        def formula(self, xp, grad, rows, slots, hyper, step):
+            return rows - hyper[0] * xp.max(grad, axis=1, keepdims=True), slots
+
+    class OwnUpdate(optimizers.SGD):
+        def update(self, grad, rows, slots, hyper, step, row_ids):
+            return rows - grad * row_ids[:, None], slots
+
+    for yes in (
+        optimizers.SGD(momentum=0.5, clipvalue=1.0, weight_decay_factor=0.1, clip_weight_max=1.0),
+        *(optimizers.Adagrad(), optimizers.Adam()),
+        *(optimizers.AdamW(lazy_adam=False), optimizers.AdagradMomentum(), optimizers.FTRL()),
+        *(optimizers.RMSProp(), optimizers.Adagrad(use_gradient_accumulation=False)),
+    ):
+        assert yes.elementwise, yes
+    for no in (
+        *(optimizers.RowwiseAdagrad(), optimizers.RowwiseAdam(), optimizers.LAMB()),
+        *(optimizers.LARS(), optimizers.Adam(bias_correction="row"), OwnFormula(), OwnUpdate()),
+        *(optimizers.SGD(clip_norm=1.0), optimizers.Custom(lambda *given: given[1:3])),
+    ):
+        assert not no.elementwise, no
+
+
 def test_bias_correction_by_row_counts_the_updates_of_the_row():
     """Rows that are touched at steps of their own move as if these steps were 1, 2, 3."""
     rng = np.random.default_rng(5)

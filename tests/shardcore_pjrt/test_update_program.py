@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -95,7 +97,7 @@ def held(array):
 
 def run(geometry, exchange, optimizer, dtype="float32", steps=1, go=True, exact=False, **options):
     """Update the table on the devices and in the reference backend, and compare them."""
-    rng = np.random.default_rng(8)
+    rng = np.random.default_rng(options.pop("seed", 8))
     dtype = as_dtype(dtype)
     gradient_dtype = options.pop("gradient_dtype", np.float32)
     features_of = options.pop("features_of", two_features)
@@ -108,6 +110,8 @@ def run(geometry, exchange, optimizer, dtype="float32", steps=1, go=True, exact=
     rows = (np.round(drawn * 64) / 64 if exact else drawn).astype(dtype)
     if edit is not None:
         edit(rows)
+        for slot in optimizer.slots:
+            edit(model.arrays["t", slot.name])
     model.scatter("t", None, np.arange(shape[0]), rows)
     mesh = mesh_of(geometry.devices)
     arrays = Arrays(geometry, optimizer, model)
@@ -305,6 +309,7 @@ def test_short_gradients(dtype):
     [
         optimizers.RowwiseAdagrad(0.1, stochastic_rounding=True),
         optimizers.Adam(0.1, lazy_adam=False),
+        optimizers.LAMB(0.1, lazy_adam=False),
         optimizers.Adagrad(0.1, use_gradient_accumulation=False),
     ],
     ids=repr,
@@ -316,16 +321,17 @@ def test_without_go_nothing_changes(optimizer, dtype):
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("lanes", [1, 128])
-def test_untouched_rows_keep_any_bits(dtype, lanes):
-    kinds = np.uint32 if dtype == "float32" else np.uint16
-
+@pytest.mark.parametrize("clip_norm", [None, 1.0], ids=["lines", "rows"])
+def test_untouched_rows_keep_any_bits(dtype, lanes, clip_norm):
     def edit(rows):
         # Rows 31 to 60 are in no batch: all bit patterns, NaNs with a load and subnormals too.
+        kinds = np.uint32 if rows.itemsize == 4 else np.uint16
         drawn = np.random.default_rng(1).integers(0, np.iinfo(kinds).max, rows[31:].shape, kinds)
         rows[31:] = drawn.view(rows.dtype)
         rows[31:35] = np.array([1, 5, 0x7C01, 0x7F81], kinds)[:, None].view(rows.dtype)
+        rows[35] = -0.0
 
-    optimizer = optimizers.SGD(0.1)
+    optimizer = optimizers.Adam(0.1, clip_norm=clip_norm, slot_dtype="table")
     run(Geometry(ROWS, DIM, 4, "row", lanes, "mod"), "all_to_all", optimizer, dtype, edit=edit)
 
 
@@ -408,7 +414,79 @@ def test_blocks_change_no_bit(devices, placement, exchange, dtype):
         ids = np.concatenate([np.full(40, 3), rng.integers(0, ROWS, 60)])
         return [FeatureBags(ids, np.arange(0, 101, 4))]
 
-    optimizer = optimizers.SGD(2.0**-9, stochastic_rounding=dtype != "float32")
+    # That norms are clipped, if none is, makes rows of lines and changes no number.
+    optimizer = optimizers.SGD(2.0**-9, clip_norm=1e9, stochastic_rounding=dtype != "float32")
     geometry = Geometry(ROWS, DIM, devices, placement, 128)
     run(geometry, exchange, optimizer, dtype, steps=2, exact=True, features_of=features_of)
     run(geometry, exchange, optimizer, dtype, go=False, features_of=features_of)
+
+
+# All numbers are few bits long, so that products are exact: fused with a sum or not, they give the
+# same bits.
+FEW_BITS = {"beta_1": 0.5, "beta_2": 0.75, "epsilon": 2.0**-10}
+PER_WEIGHT = [
+    optimizers.SGD(2.0**-4),
+    optimizers.SGD(2.0**-4, momentum=0.5, nesterov=True, slot_dtype="table"),
+    optimizers.Adagrad(2.0**-4, clipvalue=0.5, weight_decay_factor=2.0**-6, clip_weight_max=0.75),
+    optimizers.Adagrad(2.0**-4, slot_dtype="table"),
+    optimizers.AdagradMomentum(2.0**-4, 0.5, beta2=0.75),
+    optimizers.FTRL(2.0**-4, l1_regularization_strength=0.25),
+    optimizers.Adam(2.0**-4, **FEW_BITS),
+    optimizers.Adam(2.0**-4, lazy_adam=False, **FEW_BITS),
+    optimizers.AdamW(2.0**-4, weight_decay_factor=0.25, **FEW_BITS),
+    optimizers.RMSProp(2.0**-4, rho=0.75, momentum=0.5, epsilon=2.0**-10),
+]
+
+
+@pytest.mark.parametrize("case", range(2 * len(PER_WEIGHT)))
+def test_lines_updated_as_they_lie_have_the_bits_of_rows(monkeypatch, case):
+    rng = np.random.default_rng([12, case])
+    optimizer = PER_WEIGHT[case % len(PER_WEIGHT)]
+    devices, placement, exchange = PLACES[rng.integers(len(PLACES))]
+    dim = int(rng.integers(1, 65)) if rng.random() < 0.8 else int(rng.choice([96, 128, 130]))
+    layout = str(rng.choice(["div", "mod"])) if placement == "row" else "div"
+    dtype = as_dtype(("float32", "bfloat16", "float16")[case % 3])
+    rows = int(rng.integers(2, 200))
+    geometry = Geometry(rows, dim, devices, placement, 128, layout)
+
+    def features_of(rng):
+        bags = [some_bags(rng, 11, rows=rows), some_bags(rng, 7, rows=rows)]
+        weights = rng.integers(-4, 4, bags[0].ids.size) / np.float32(2)
+        return [dataclasses.replace(bags[0], weights=weights), bags[1]]
+
+    def edit(array):
+        array[:] = np.random.default_rng(case).integers(1, 64, array.shape) / 64
+
+    def updated():
+        options = {"features_of": features_of, "edit": edit, "seed": case}
+        return run(geometry, exchange, optimizer, dtype, exact=True, **options)
+
+    table, slots = updated()
+    assert row_update.RowUpdate(geometry, optimizer, dtype).keeps_lines
+    monkeypatch.setattr(row_update, "_is_per_weight", lambda optimizer, dtype: False)
+    by_row, slots_by_row = updated()
+    at = places_of(geometry, dim)
+    for name, ours, theirs in [
+        ("rows", table, by_row),
+        *((name, slots[name], slots_by_row[name]) for name in slots),
+    ]:
+        ours, theirs = bits_of(ours).reshape(-1), bits_of(theirs).reshape(-1)
+        np.testing.assert_array_equal(ours[at], theirs[at], err_msg=name)
+        padding = np.delete(ours, at)
+        assert (padding == padding[:1]).all(), "padding is as it was: all the same NaN"
+
+
+def test_optimizers_of_whole_rows_are_not_updated_in_lines():
+    geometry, dtype = Geometry(ROWS, DIM, 1, "row", 128), as_dtype("bfloat16")
+    for optimizer, lines in [
+        *((optimizer, True) for optimizer in PER_WEIGHT),
+        (optimizers.SGD(0.1, clip_norm=1.0), False),
+        (optimizers.SGD(0.1, stochastic_rounding=True), False),
+        (optimizers.SGD(0.1, use_gradient_accumulation=False), False),
+        (optimizers.Adam(0.1, bias_correction="row"), False),
+        *((made(name, {}), False) for name in ("RowwiseAdagrad", "RowwiseAdam", "LAMB", "LARS")),
+        (made("Custom", SETTINGS["Custom"][0]), False),
+    ]:
+        assert row_update.RowUpdate(geometry, optimizer, dtype).keeps_lines is lines
+    chance = optimizers.SGD(0.1, stochastic_rounding=True)
+    assert row_update.RowUpdate(geometry, chance, as_dtype("float32")).keeps_lines

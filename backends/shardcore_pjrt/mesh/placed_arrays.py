@@ -22,6 +22,9 @@ __all__ = [
     "as_lines",
     "as_rows",
     "bits_of",
+    "first_column",
+    "in_lanes",
+    "own_columns",
     "placed",
     "row_slot_spec",
     "rows_at",
@@ -72,6 +75,31 @@ def as_lines(rows: jax.Array, geometry: Geometry) -> jax.Array:
     """Return (n * rows_per_line, columns) rows as (n, line_width) lines, padded with zeros."""
     padded = jnp.pad(rows, ((0, 0), (0, geometry.width - geometry.columns)))
     return padded.reshape(-1, geometry.line_width)
+
+
+def in_lanes(of_rows: jax.Array, geometry: Geometry) -> jax.Array:
+    """Return a value of each row, (n * rows_per_line,), for every lane of it, (n, line_width).
+
+    Where a line is a row, (n, 1).
+    """
+    by_line = of_rows.reshape(-1, geometry.rows_per_line)
+    return by_line if by_line.shape[1] == 1 else jnp.repeat(by_line, geometry.width, axis=1)
+
+
+def first_column(geometry: Geometry) -> jax.Array:
+    """Return the first of the columns that the device holds, int32 ()."""
+    if geometry.placement != "column" or geometry.devices == 1:
+        return jnp.int32(0)
+    return jax.lax.axis_index(AXIS) * geometry.columns
+
+
+def own_columns(rows: jax.Array, geometry: Geometry) -> jax.Array:
+    """Return the columns that the device holds of whole rows, (n, dim) to (n, columns)."""
+    if geometry.placement != "column" or geometry.devices == 1:
+        return rows
+    padding = geometry.devices * geometry.columns - rows.shape[1]
+    padded = jnp.pad(rows, ((0, 0), (0, padding)))
+    return jax.lax.dynamic_slice_in_dim(padded, first_column(geometry), geometry.columns, axis=1)
 
 
 def stored_dtype(dtype: Any) -> np.dtype[Any]:

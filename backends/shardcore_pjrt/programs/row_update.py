@@ -1,7 +1,8 @@
 """The optimizer's pure form over lines of rows and slots, on one device.
 
-Lines are unpacked to rows, updated in float32 and packed again. Narrow rows, unpacked, take many
-times their memory on a TPU, hence in blocks.
+Where a weight's result depends on that weight alone, lines are updated as they lie, and lanes of
+rows that are not touched keep their bits. Else lines are unpacked to rows, updated in float32 and
+packed again. Narrow rows, unpacked, take many times their memory on a TPU, hence in blocks.
 """
 
 from __future__ import annotations
@@ -18,7 +19,16 @@ import numpy as np
 from shardcore.optimizer import Optimizer
 from shardcore.store import rounds_stochastically
 from shardcore_pjrt.mesh.geometry import Geometry
-from shardcore_pjrt.mesh.placed_arrays import AXIS, as_lines, as_rows, bits_of, values_of
+from shardcore_pjrt.mesh.placed_arrays import (
+    AXIS,
+    as_lines,
+    as_rows,
+    bits_of,
+    first_column,
+    in_lanes,
+    own_columns,
+    values_of,
+)
 from shardcore_pjrt.programs.blocks import cut, in_blocks
 from shardcore_pjrt.programs.device_rounding import stochastic_round
 from shardcore_pjrt.programs.summed_gradients import Received
@@ -42,8 +52,9 @@ class Batch:
     ----------
     received : Received
     per_row : dict of str to array of int32, shape (n * rows_per_line,)
-        ``row_ids``: the row's number in the whole table, -1 where it stays as it is; where
-        gradients are not accumulated, ``first`` and ``count`` of its occurrences.
+        ``row_ids``: the row's number in the whole table, -1 where it stays as it is; for
+        `RowUpdate.keeps_lines` perhaps as (n, line_width), in each of its lanes. Where gradients
+        are not accumulated, ``first`` and ``count`` of its occurrences.
     hyper : tuple of float32 scalars
     step : int32 scalar
     seed : array of uint32, shape (2,)
@@ -71,6 +82,14 @@ class Batch:
         self.waves = waves
         self.go = go
 
+    def touched_lanes(self, geometry: Geometry) -> jax.Array:
+        """Return which lanes hold a weight that a batch names, bool (n, line_width)."""
+        touched = self.per_row["row_ids"] >= 0
+        if touched.ndim == 1:
+            touched = in_lanes(touched, geometry)
+        lane = jnp.arange(geometry.line_width, dtype=jnp.int32)
+        return touched & (lane % geometry.width < geometry.columns)
+
 
 class RowUpdate:
     """How rows of one table become new ones.
@@ -81,6 +100,11 @@ class RowUpdate:
     optimizer : Optimizer
     dtype : numpy.dtype
         The table's.
+
+    Attributes
+    ----------
+    keeps_lines : bool
+        Whether lines are updated as they lie.
     """
 
     def __init__(self, geometry: Geometry, optimizer: Optimizer, dtype: np.dtype[Any]) -> None:
@@ -89,6 +113,7 @@ class RowUpdate:
         self._dtype = dtype
         self._slots = {slot.name: slot for slot in optimizer.slots}
         self._cut = geometry.devices > 1 and geometry.placement == "column"
+        self.keeps_lines = optimizer.accumulate and _is_per_weight(optimizer, dtype)
 
     def run(self, held: Held, batch: Batch, lines: jax.Array | None = None) -> Held:
         """Return lines of the table and its slots; rows that are not touched keep their bits.
@@ -107,6 +132,8 @@ class RowUpdate:
             new = self.run(jax.tree.map(touched.read, held), batch)
             written: Held = jax.tree.map(partial(touched.written, go=batch.go), held, new)
             return written
+        if self.keeps_lines:
+            return self._updated_lines(held, batch)
         part = self._geometry.rows_per_line
         count = held[0].shape[0]
         size = count if part == 1 else min(count, max(1, _BLOCK_ROWS // part))
@@ -150,6 +177,25 @@ class RowUpdate:
         kept: Held = jax.tree.map(lambda ours, before: jnp.where(batch.go, ours, before), new, held)
         return kept
 
+    def _updated_lines(self, held: Held, batch: Batch) -> Held:
+        """Update lines as they lie, but for padding and the lanes of rows that are not touched."""
+        moves = batch.go & batch.touched_lanes(self._geometry)
+        dtypes = {name: slot.storage_dtype(self._dtype) for name, slot in self._slots.items()}
+        rows = values_of(held[0], self._dtype).astype(jnp.float32)
+        slots = {
+            name: values_of(slot, dtypes[name]).astype(jnp.float32)
+            for name, slot in held[1].items()
+        }
+        sums = batch.received.of_lines(0, len(rows))
+        numbers = jnp.arange(len(rows), dtype=jnp.int32)  # of lines: any will do
+        new_rows, new_slots = self._updated(sums, rows, slots, numbers, batch)
+        new = (
+            bits_of(new_rows.astype(self._dtype)),
+            {name: bits_of(new_slots[name].astype(dtypes[name])) for name in held[1]},
+        )
+        kept: Held = jax.tree.map(lambda ours, before: jnp.where(moves, ours, before), new, held)
+        return kept
+
     # --- slots: stored as bits, worked on in float32 ---------------------------------------------
 
     def _unpacked(self, name: str, slot: jax.Array) -> jax.Array:
@@ -168,7 +214,8 @@ class RowUpdate:
 
     def _stored(self, name: str, slot: jax.Array) -> jax.Array:
         """Return a slot's new values, of the device's columns, as they are stored."""
-        own = self._own(slot) if self._slots[name].kind == "element" else slot
+        element = self._slots[name].kind == "element"
+        own = own_columns(slot, self._geometry) if element else slot
         return bits_of(own.astype(self._slots[name].storage_dtype(self._dtype)))
 
     # --- the optimizer ---------------------------------------------------------------------------
@@ -214,25 +261,22 @@ class RowUpdate:
             rows = jax.lax.all_gather(rows, AXIS, axis=1, tiled=True)[:, : self._geometry.dim]
         return values_of(rows, dtype).astype(jnp.float32)
 
-    def _own(self, rows: jax.Array) -> jax.Array:
-        """Return the device's columns of whole rows."""
-        if not self._cut:
-            return rows
-        columns = self._geometry.columns
-        padding = self._geometry.devices * columns - rows.shape[1]
-        padded = jnp.pad(rows, ((0, 0), (0, padding)))
-        return jax.lax.dynamic_slice_in_dim(padded, self._first_column(), columns, axis=1)
-
-    def _first_column(self) -> jax.Array:
-        return jax.lax.axis_index(AXIS) * self._geometry.columns if self._cut else jnp.int32(0)
-
     def _narrowed(self, rows: jax.Array, row_ids: jax.Array, seed: jax.Array) -> jax.Array:
         """Return the device's columns in the dtype of the table, rounded as the optimizer says."""
-        own = self._own(rows)
+        own = own_columns(rows, self._geometry)
         if not rounds_stochastically(self._optimizer, self._dtype):
             return own.astype(self._dtype)
-        columns = self._first_column() + jnp.arange(own.shape[1], dtype=jnp.int32)
+        columns = first_column(self._geometry) + jnp.arange(own.shape[1], dtype=jnp.int32)
         return stochastic_round(own, self._dtype, row_ids, columns, seed)
+
+
+def _is_per_weight(optimizer: Optimizer, dtype: np.dtype[Any]) -> bool:
+    """Return whether each weight is updated for itself; chance is by row and column."""
+    return (
+        optimizer.elementwise
+        and all(slot.kind == "element" for slot in optimizer.slots)
+        and not rounds_stochastically(optimizer, dtype)
+    )
 
 
 @dataclass(frozen=True)

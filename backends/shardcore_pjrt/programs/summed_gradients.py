@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from shardcore_pjrt.mesh.geometry import Geometry
-from shardcore_pjrt.mesh.placed_arrays import AXIS
+from shardcore_pjrt.mesh.placed_arrays import AXIS, own_columns
 from shardcore_pjrt.programs.blocks import cut
 from shardcore_pjrt.routing.update_route import UpdateShape
 
@@ -35,6 +35,8 @@ class Received:
     shape : UpdateShape
     lines : int
         Those whose rows are summed for.
+    whole_rows : bool
+        Whether sums are of all columns where the devices have cut them: norms need those.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Received:
         geometry: Geometry,
         shape: UpdateShape,
         lines: int,
+        whole_rows: bool,
     ) -> None:
         own = jnp.concatenate([each.astype(jnp.float32) for each in gradients])
         if shape.scaled and shape.exchange != "columns":
@@ -63,9 +66,12 @@ class Received:
         if shape.scaled and shape.exchange == "columns":
             bags = bags * arrays["scale"][:, None]
         cut_columns = shape.exchange == "columns" and geometry.devices > 1
-        self._occurrences = _Occurrences(bags, arrays, None if cut_columns else geometry)
+        if not whole_rows:
+            bags = own_columns(bags, geometry)
+        by_row = cut_columns and whole_rows
+        self._occurrences = _Occurrences(bags, arrays, None if by_row else geometry)
         if shape.accumulate:
-            self._whole = self._occurrences.summed(lines * (part if cut_columns else 1))
+            self._whole = self._occurrences.summed(lines * (part if by_row else 1))
 
     def of_lines(self, start: Any, size: int) -> jax.Array:
         """Return the sums for `size` lines from `start` on.
@@ -73,8 +79,8 @@ class Received:
         Returns
         -------
         array of float32
-            (size, line_width), in the places of their rows; with the columns cut,
-            (size * rows_per_line, dim), since norms are of whole rows.
+            (size, line_width), in the places of their rows; of whole rows whose columns are cut,
+            (size * rows_per_line, dim).
         """
         assert self._whole is not None, "gradients that are not summed are asked for by number"
         if size == self._lines:

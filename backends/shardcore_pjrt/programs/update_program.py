@@ -198,7 +198,7 @@ class _Update:
         per_row: Arrays = {name: mine[name] for name in of_row if name in mine}
         per_row["row_ids"] = self._every_row_id(mine) if shape.every_row else mine["row_ids"]
         batch = Batch(
-            Received(gradients, mine, geometry, shape, lines),
+            Received(gradients, mine, geometry, shape, lines, not self._row_update.keeps_lines),
             per_row,
             tuple(hyper[at] for at in range(self._hyper)),
             step,
@@ -209,7 +209,13 @@ class _Update:
         return self._row_update.run((rows, slots), batch, mine.get("lines"))
 
     def _every_row_id(self, arrays: Arrays) -> jax.Array:
-        """Return each local row's number in the whole table, -1 for padding."""
-        local = jnp.arange(self._geometry.local_rows, dtype=jnp.int32)
+        """Return each local row's number in the whole table, -1 for padding; of lines by lane."""
+        geometry = self._geometry
+        if self._row_update.keeps_lines:
+            first = jnp.arange(geometry.lines, dtype=jnp.int32) * geometry.rows_per_line
+            place = jnp.arange(geometry.line_width, dtype=jnp.int32) // geometry.width
+            local = first[:, None] + place
+        else:
+            local = jnp.arange(geometry.local_rows, dtype=jnp.int32)
         row_ids = arrays["first_row"] + local * arrays["row_stride"]
         return jnp.where(local < arrays["rows_here"], row_ids, -1)

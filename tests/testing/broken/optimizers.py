@@ -229,6 +229,43 @@ class TestLooksAtTheWholeBlock(Suite):
             return super().update(grad, rows, slots, hyper, step, row_ids)
 
 
+@found_by("test_elementwise_is_what_it_says", "elementwise, as 3 rows of 24 columns: rows[")
+class TestIsOfItsRow(Suite):
+    @frozen
+    class Faulty(Momentum):
+        elementwise = True
+
+        def update(self, grad, rows, slots, hyper, step, row_ids):
+            grad = grad / (1 + abs(grad).max(axis=1, keepdims=True))
+            return super().update(grad, rows, slots, hyper, step, row_ids)
+
+
+@found_by("test_elementwise_is_what_it_says", "elementwise, as 6 rows of 12 columns: rows[")
+class TestIsOfItsNumber(Suite):
+    @frozen
+    class Faulty(Momentum):
+        elementwise = True
+
+        def update(self, grad, rows, slots, hyper, step, row_ids):
+            grad = grad * (1 + row_ids % 2)[:, None].astype(grad.dtype)
+            return super().update(grad, rows, slots, hyper, step, row_ids)
+
+
+@found_by("test_elementwise_is_what_it_says", "elementwise: slot momenta has a value per row")
+class TestHasASlotPerRow(Suite):
+    @frozen
+    class Faulty(Momentum):
+        elementwise = True
+        slots = (SlotSpec("momenta", "row"),)
+
+
+@found_by("test_elementwise_is_what_it_says", "assert <class 'str'> is bool")
+class TestIsPerhapsElementwise(Suite):
+    @frozen
+    class Faulty(Momentum):
+        elementwise = "yes"
+
+
 @found_by("test_zeros_give_finite_numbers", "rows must be finite at step 1")
 class TestDividesByZero(Suite):
     @frozen
