@@ -48,17 +48,22 @@ UPDATE = (
 )
 UTILITY = f"{CORE}._cyutility"  # memoryview support code, compiled once for all kernels
 KERNELS = ["bag_max", "constants", "cpu", "hashing", "occurrences", "offsets", "partition"]
-KERNELS += ["random", "routing", "slices", "triples"]
-STORE = ["lock", "work"]  # what no interrupt may split
+KERNELS += ["random", "routing", "slices", "taken_bags", "triples"]
+STORE = ["lock", "tally", "work"]  # what no interrupt may split
 
 # One body (a .pxi) compiled for several instruction sets; the best that runs here is picked when
 # the store is imported. Floating contraction is off in all of them, so they agree bit for bit.
 BODIES = {
     f"{CORE}.rows": "shardcore/_core/rows",
+    f"{CORE}.few_bags": "shardcore/_core/few_bags",
     "shardcore_optimizers._update": "plugins/shardcore_optimizers/_update",
 }
 FOLDERS = (".", "plugins")  # of packages with compiled modules
 HYPER = ["plugins/shardcore_optimizers/_hyper.pxd"]  # what compiled and pure forms agree on
+SHARED = [
+    f"shardcore/_core/{name}" for name in ("partition.pxd", "divisor.pxi", "plain_arrays.pxi")
+]
+SHARED += HYPER
 INSTRUCTION_SETS = {"baseline": []}
 if platform.machine().lower() in ("x86_64", "amd64") and not QUICK:
     INSTRUCTION_SETS["v3"] = ["-march=x86-64-v3"]
@@ -229,7 +234,7 @@ extensions += [
     kernel("shardcore_optimizers._hyper", "plugins/shardcore_optimizers/_hyper.pyx", *HYPER)
 ]
 extensions += [
-    kernel(f"{module}_{name}", f"{path}_{name}.pyx", f"{path}.pxi", *HYPER)
+    kernel(f"{module}_{name}", f"{path}_{name}.pyx", f"{path}.pxi", *SHARED)
     for module, path in BODIES.items()
     for name in INSTRUCTION_SETS
 ]

@@ -109,6 +109,19 @@ class CpuBackend(Backend):
         else:
             super().lookup_into(table, bags, out)
 
+    def lookup_few(
+        self,
+        table: str,
+        ids: NDArray[Any],
+        row_splits: NDArray[Any],
+        divided: int,
+        out: NDArray[Any],
+    ) -> bool:
+        """Combine the rows of few bags where they lie, by one call."""
+        return self.specs[table].seen_as_stored and self._tables[table].lookup_few(
+            ids, row_splits, divided, out
+        )
+
     def apply(self, updates: Sequence[TableUpdate]) -> None:
         """Update each touched row once, in one pass over the sorted rows.
 

@@ -7,7 +7,7 @@ cdef struct Divisor:    # see divisor_of
     int shift
 
 
-cdef Divisor divisor_of(int64_t divisor) noexcept nogil:
+cdef inline Divisor divisor_of(int64_t divisor) noexcept nogil:
     """Return what divides ids below 2**31 by 1 <= divisor <= 2**31.
 
     With l = ceil(log2(divisor)) and factor = ceil(2**(31 + l) / divisor) < 2**32, the quotient is

@@ -16,8 +16,6 @@ from libc.string cimport memcpy, memset
 
 from types cimport index_t
 
-include "divisor.pxi"
-
 cdef extern from "scalars.h" nogil:
     void prefetch_write "SC_PREFETCH_WRITE"(const void* address)
     void forget_sources "SC_FORGET_SOURCES"()
@@ -29,25 +27,6 @@ cdef enum:
     LANES = 4           # ids that follow each other often share a shard: each waits for no other
     BYTES_AHEAD = 256   # between asking for a place among a shard's local rows and writing it
     SMALL = 0x7fffffff  # ids up to this one, and divisors up to the next, fit a Divisor
-
-cdef enum Way:
-    BLOCKS              # ranges of one size, ids below 2**31
-    COMPARE             # ranges, a cell of the table holds one border at most
-    SEARCH              # ranges
-    MOD                 # ids below 2**31
-    MOD_RECIPROCAL      # ids below 2**53: by a float64 reciprocal, mended
-    MOD_DIVIDE
-
-cdef struct Rule:
-    Way way
-    int64_t rows
-    int64_t shards
-    Divisor divisor         # by the size of the blocks, or by the shards of "mod"
-    double inverse          # of the shards of "mod"
-    const int64_t* offsets
-    const int32_t* first    # first[cell]: the shard that holds row cell << shift
-    int shift
-    int64_t size            # of the blocks
 
 ctypedef fused own_t:   # what ids are copied to
     int32_t
@@ -63,12 +42,6 @@ cdef class Placement:
 
     Made once for a layout; holds on to the arrays that its rule points into, which must never change.
     """
-    cdef Rule rule
-    cdef readonly object offsets
-    cdef readonly bytes first       # int32
-    cdef readonly int shift
-    cdef readonly Py_ssize_t reach
-    cdef readonly int64_t size
 
     @staticmethod
     def ranges(offsets, Py_ssize_t cells, int shift, int64_t size):
@@ -347,6 +320,13 @@ cdef Py_ssize_t address_all(const index_t* ids__n, Py_ssize_t n, Rule rule, cons
         for i in range(m):
             addresses__n[first + i] = bases__s[shard__m[i]] + local__m[i] * stride
     return -1
+
+
+cdef Py_ssize_t addresses_of(const Rule* rule, const int64_t* ids__n, Py_ssize_t n,
+                             const int64_t* bases__s, int64_t stride,
+                             int64_t* addresses__n) noexcept nogil:
+    """Do what `addresses` does; the addresses may take the place of the ids."""
+    return address_all(ids__n, n, rule[0], bases__s, stride, addresses__n)
 
 
 cdef Py_ssize_t group_all(const index_t* ids__n, Py_ssize_t n, Rule rule, index_t* local__n,

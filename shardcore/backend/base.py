@@ -355,6 +355,36 @@ class Backend(ABC):
         ((found,),) = self.lookup([TableBatch(table, (bags,))])
         out[...] = found
 
+    def lookup_few(
+        self,
+        table: str,
+        ids: NDArray[Any],
+        row_splits: NDArray[Any],
+        divided: int,
+        out: NDArray[Any],
+    ) -> bool:
+        """Write the combined rows of few bags, as they were given, to `out`, if that is soon done.
+
+        For backends that keep rows in memory of this process, where the calls around a small lookup
+        cost more than its rows: they copy and check ids and row splits by the way, as
+        `shardcore.store.StoreTable.lookup_few` does. Nothing is asked of the others.
+
+        Parameters
+        ----------
+        table : str
+        ids, row_splits : ndarray
+            As a caller gave them: of any dtype and shape, and not checked.
+        divided : int
+            The combiner, of `shardcore.store.DIVIDED`.
+        out : ndarray of the working dtype, shape (bags, dim), C-contiguous
+
+        Returns
+        -------
+        bool
+            Whether that was done. Where it was not, the lookup goes on as any other.
+        """
+        return False
+
     def takes_gradient(self, gradient: object) -> bool:
         """Return whether `gradient` is an array that lives where the tables do.
 

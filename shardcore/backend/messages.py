@@ -141,7 +141,7 @@ class TableSpec:
         return rows if self.quantization is None else self.quantization.apply(rows)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)  # a frozen one takes longer to make than to look up
 class FeatureBags:
     """One feature's bags over one table.
 

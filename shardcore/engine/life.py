@@ -33,13 +33,15 @@ class Life:
 
     def using(self, call: str, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call ``function(*arguments)`` while the engine is open; `close` waits for it."""
-        self.check_callback(call)
+        if is_inside(self):
+            self.check_callback(call)
         return self._lock.read(self._open_call, call, function, arguments)
 
     def _open_call(
         self, call: str, function: Callable[..., Any], arguments: tuple[Any, ...]
     ) -> Any:
-        self.check_open(call)
+        if self._closing:
+            self.check_open(call)
         return function(*arguments)
 
     def viewing(self, function: Callable[..., Any], *arguments: Any) -> Any:

@@ -240,7 +240,7 @@ class Training:
                     rows = np.ascontiguousarray(array, self._inputs.features[at].value)
                     array, batch.winners[at] = max_of_bags(rows, splits)
                 activations[at] = array if array.shape == shape else array.reshape(*shape)
-        self.counters.add(lookups=1, ids=ids, invalid_ids=invalid_ids)
+        self.counters.count_lookup(ids, invalid_ids)
         return activations
 
     def _apply_one(

@@ -22,7 +22,7 @@ from shardcore.dtypes import working_dtype
 from shardcore.errors import ShardcoreValueError
 from shardcore.features.config import FeatureConfig, TableConfig
 from shardcore.ids.formats import as_ragged, as_weights, dense_shape, named, placed_weights
-from shardcore.ids.own_arrays import immutable
+from shardcore.ids.own_arrays import FEW_IDS, immutable, take_bags
 from shardcore.ids.ragged import Ragged
 from shardcore.ids.row_splits import lengths_from_row_splits, row_ids_from_row_splits
 from shardcore.store.segment_reduce import divisors, weight_gradients
@@ -259,7 +259,9 @@ def _plain_feature(feature: FeatureInput, leaf: Any) -> PreparedFeature | None:
         return None
     ids_shape: tuple[int, ...] | None = None
     divisor: NDArray[Any] | None = None
+    taken: tuple[Ints, NDArray[np.int64]] | None = None
     given: NDArray[Any]
+    rows = config.table.vocabulary_size
     if type(leaf) is np.ndarray:
         ids_shape = leaf.shape
         if not ids_shape or not _is_plain(leaf):
@@ -278,27 +280,32 @@ def _plain_feature(feature: FeatureInput, leaf: Any) -> PreparedFeature | None:
             divisor = divisors(config.table.combiner, row_splits, None, _value_of(config))
     elif type(leaf) is tuple and len(leaf) == 2:
         given, splits = leaf
-        if not (
-            type(given) is type(splits) is np.ndarray
-            and given.ndim == splits.ndim == 1
-            and _is_plain(given)
-            and splits.dtype == _INT64
-            and _is_plain(splits)
-            and splits.size
-        ):
+        if not type(given) is type(splits) is np.ndarray:
             return None
-        row_splits = np.empty(splits.size, np.int64)
-        if _take_splits(splits, given.size, row_splits) >= 0:
-            return None
+        if given.size <= FEW_IDS:
+            taken = take_bags(given, splits, rows)
+            if taken is None:
+                return None
+            row_splits = taken[1]
+        else:
+            plain = given.ndim == splits.ndim == 1 and _is_plain(given) and _is_plain(splits)
+            if not (plain and splits.dtype == _INT64 and splits.size):
+                return None
+            row_splits = np.empty(splits.size, np.int64)
+            if _take_splits(splits, given.size, row_splits) >= 0:
+                return None
         batch_shape = (row_splits.size - 1,)
         combiner = config.table.combiner
         if combiner != "sum":  # which has none; to find the dtype takes longer than to ask
             divisor = divisors(combiner, row_splits, None, _value_of(config))
     else:
         return None
-    ids, bad = take_ids_on_threads(given, config.table.vocabulary_size)
-    if bad >= 0:
-        return None
+    if taken is not None:
+        ids = taken[0]
+    else:
+        ids, bad = take_ids_on_threads(given, rows)
+        if bad >= 0:
+            return None
     shape = activation_shape(feature, batch_shape)
     bags_of_ids = FeatureBags(ids, row_splits, None, divisor)
     return PreparedFeature(bags_of_ids, shape, 0, None, None, None, ids_shape)

@@ -13,11 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardcore._core import partition as _partition
+from shardcore._core import taken_bags as _taken_bags
 from shardcore.memory import pool
 
-__all__ = ["immutable", "take_ids", "take_into"]
+__all__ = ["FEW_IDS", "immutable", "take_bags", "take_ids", "take_into"]
 
 Ints = NDArray[np.int32] | NDArray[np.int64]
+
+FEW_IDS: Final = 1 << 14
+"""Ids up to which neither several threads nor memory from the pool are of use."""
+
+_INT64: Final = np.dtype(np.int64)
 
 # Bodies are chosen once: to choose one takes as long as to run it on a few ids.
 _fused: Any = _partition.take_ids
@@ -59,6 +65,36 @@ def take_into(given: Ints, num_rows: int, own: Ints) -> int:
     """Copy ids to `own`, of their dtype and shape (n,), and return the first bad place or -1."""
     bad: int = _take[own.dtype](given, num_rows, own)
     return bad
+
+
+def take_bags(
+    values: NDArray[Any], row_splits: NDArray[Any], num_rows: int
+) -> tuple[Ints, NDArray[np.int64]] | None:
+    """Copy ids and their row splits and check the copies, by one call.
+
+    Parameters
+    ----------
+    values, row_splits : ndarray
+        Of any dtype and shape.
+    num_rows : int
+
+    Returns
+    -------
+    own, own_splits : ndarray of int32 or int64, shape (n,), and of int64, shape (bags + 1,)
+        Or None, where the values are no plain array of int32 or int64 in [0, num_rows), or the row
+        splits no plain array of int64 that goes from 0 to n without a step down.
+
+    Examples
+    --------
+    >>> take_bags(np.array([3, 0]), np.array([0, 0, 2]), 4)
+    (array([3, 0]), array([0, 0, 2]))
+    >>> take_bags(np.array([3, 4]), np.array([0, 0, 2]), 4) is None
+    True
+    """
+    own: Ints = np.empty(values.size, values.dtype)
+    own_splits = np.empty(row_splits.size, _INT64)
+    right = _taken_bags.take_bags(values, row_splits, num_rows, own, own_splits)
+    return (own, own_splits) if right else None
 
 
 def immutable(array: NDArray[Any]) -> NDArray[Any]:

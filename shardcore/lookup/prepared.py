@@ -24,6 +24,7 @@ from shardcore.ids.ragged import Ragged
 from shardcore.ids.row_splits import check_row_splits
 from shardcore.lookup.lookup import as_row_store, only_array
 from shardcore.lookup.serving import combine_bags
+from shardcore.store.few_bags import DIVIDED, MOST_IDS
 from shardcore.store.instruction_set import best_module
 from shardcore.store.segment_reduce import COMBINERS, TYPE_NAMES, divisors
 from shardcore.validation.arrays import as_ids, read_array
@@ -34,6 +35,8 @@ __all__ = ["PreparedLookup", "prepare_lookup"]
 
 _INT32: Final = np.dtype(np.int32)
 _INT64: Final = np.dtype(np.int64)
+_NDARRAY: Final = np.ndarray
+_EMPTY: Final = np.empty
 _INLINE: Final = 1 << 19
 """Elements to add up to which a batch is not cut: about what waking another thread costs."""
 
@@ -74,6 +77,9 @@ class PreparedLookup:
         "shape",
         "_addresses",
         "_dim",
+        "_divided",
+        "_few",
+        "_flat",
         "_kernel_at",
         "_kernels",
         "_kind",
@@ -86,6 +92,7 @@ class PreparedLookup:
         self.combiner = combiner
         self.shape = (store.layout.num_rows, *store.row_shape)
         self.dtype = working_dtype(store.dtype)
+        self._flat = len(self.shape) == 2
         self._num_rows = store.layout.num_rows
         self._dim = math.prod(store.row_shape)
         self._store = store
@@ -95,6 +102,8 @@ class PreparedLookup:
         self._addresses: Callable[[Any], NDArray[np.int64]] | None = None
         if isinstance(store, ArrayRowStore) and store.addressed:
             self._addresses = store.addresses
+        self._few = store.few_bags()
+        self._divided = DIVIDED[combiner]
         self._kind = KIND_OF[store.dtype.name]
         value = TYPE_NAMES[self.dtype]
         self._kernel_at = _kernel.segment_reduce_at[value]
@@ -136,6 +145,19 @@ class PreparedLookup:
         ShardcoreIndexError
             If an id is out of range; the message gives its position.
         """
+        few = self._few
+        if (
+            few is not None
+            and weights is None
+            and out is None
+            and type(values) is _NDARRAY
+            and type(row_splits) is _NDARRAY
+            and values.size <= MOST_IDS >= row_splits.size > 0
+        ):
+            result = _EMPTY((row_splits.size - 1, self._dim), self.dtype)
+            if few(values, row_splits, self._divided, result):
+                return result if self._flat else result.reshape(len(result), *self.shape[1:])
+            # Something is not plain, or wrong, which what follows will find and say.
         if row_splits is None:
             values, row_splits, weights = _in_bags(values, weights)
         # Copies, C-contiguous and aligned, are what is checked and used: another thread may write
@@ -189,7 +211,7 @@ class PreparedLookup:
             combine_bags(self._store, FeatureBags(ids, splits, factors, denominators), result)
         if out is not None:
             return out
-        return result if len(self.shape) == 2 else result.reshape(bags, *self.shape[1:])
+        return result if self._flat else result.reshape(bags, *self.shape[1:])
 
     def _is_plain_weights(self, weights: NDArray[Any], size: int) -> bool:
         """Return whether a kernel can read an array of weights where it lies."""

@@ -30,7 +30,13 @@ from shardcore.reference.offsets import (
     row_splits_from_lengths,
     row_splits_from_row_ids,
 )
-from shardcore.reference.placement import decompose_slice, locate, partition, take_ids
+from shardcore.reference.placement import (
+    decompose_slice,
+    locate,
+    partition,
+    take_bags,
+    take_ids,
+)
 from shardcore.reference.random import (
     logarithm,
     normal,
@@ -94,6 +100,7 @@ __all__ = [
     "sort_askers",
     "sort_occurrences",
     "sort_triples",
+    "take_bags",
     "take_ids",
     "truncated_normal",
     "uniform",

@@ -6,7 +6,7 @@ And of `shardcore.ids.own_arrays`: which ids are rows at all.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -102,6 +102,28 @@ def take_ids(
     """
     outside = [i for i, row in enumerate(given.reshape(-1).tolist()) if not 0 <= row < num_rows]
     return given.copy(), outside[0] if outside else -1
+
+
+def take_bags(
+    values: NDArray[Any], row_splits: NDArray[Any], num_rows: int
+) -> tuple[NDArray[Any], NDArray[np.int64]] | None:
+    """Copy ids and their row splits; None where they are of other types, or break a rule.
+
+    Examples
+    --------
+    >>> take_bags(np.array([3, 0]), np.array([0, 2]), 4)
+    (array([3, 0]), array([0, 2]))
+    >>> take_bags(np.array([3, 0]), np.array([0, 1]), 4) is None
+    True
+    """
+    if values.dtype not in (np.dtype(np.int32), np.dtype(np.int64)) or row_splits.dtype != np.int64:
+        return None
+    ids, splits = values.tolist(), row_splits.tolist()
+    if not splits or splits[0] != 0 or splits[-1] != len(ids) or sorted(splits) != splits:
+        return None
+    if not all(0 <= row < num_rows for row in ids):
+        return None
+    return values.copy(), row_splits.astype(np.int64)
 
 
 def decompose_slice(offsets: ArrayLike, rows: slice) -> list[tuple[int, slice]]:

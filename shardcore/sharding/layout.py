@@ -215,6 +215,11 @@ class Layout:
         return cls(strategy, sizes, offsets, placement)
 
     @property
+    def placement(self) -> _partition.Placement:
+        """The layout as kernels know it: which shard holds a row, and where in it."""
+        return self._placement
+
+    @property
     def num_rows(self) -> int:
         """Rows of the whole table."""
         return int(self.offsets[-1])

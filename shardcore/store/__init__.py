@@ -7,6 +7,8 @@
     work              the one pool of threads; changes that run to their end   (compiled)
     threads           how many threads, and how work is cut over them
     taken_ids         ids copied and checked, large batches on several threads
+    few_bags          combine few rows, by one call             (face of _core/few_bags.pxi)
+    tally             numbers that several threads add to                      (compiled)
     segment_reduce    combine rows per bag                      (face of _core/rows.pxi)
     occurrences       the rows of a batch, sorted and unique    (face of _core/occurrences.pyx)
     asked_rows        which rows askers name of owners          (face of _core/routing.pyx)
@@ -31,6 +33,7 @@ from shardcore.store.asked_rows import (
     bags_at_places,
     sort_askers,
 )
+from shardcore.store.few_bags import DIVIDED
 from shardcore.store.instruction_set import best_module
 from shardcore.store.lock import Mutex, ReadWriteLock, calling_thread
 from shardcore.store.occurrences import Occurrences, every_row, sort_occurrences
@@ -51,6 +54,7 @@ __all__ = [
     "AskedLists",
     "AskedRows",
     "AskingBags",
+    "DIVIDED",
     "Mutex",
     "Occurrences",
     "ReadWriteLock",

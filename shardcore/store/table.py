@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,8 @@ from shardcore.memory import pool
 from shardcore.memory.zeros import aligned_zeros
 from shardcore.optimizer.base import Optimizer
 from shardcore.optimizer.slot_values import fill_slots
+from shardcore.sharding import Layout
+from shardcore.store.few_bags import DIVIDED, MOST_IDS, few_bags_of
 from shardcore.store.lock import ReadWriteLock
 from shardcore.store.row_update import RowUpdate
 from shardcore.store.scatter import gather_rows, put_rows
@@ -28,6 +30,8 @@ from shardcore.store.segment_reduce import reduce_bags, row_dots
 from shardcore.store.update import reads_slots, stage_update
 
 __all__ = ["StoreTable"]
+
+_SUM: Final = DIVIDED["sum"]
 
 Ints = NDArray[np.int32] | NDArray[np.int64]
 
@@ -66,7 +70,9 @@ class StoreTable:
         self.rows = aligned_zeros((rows, dim), dtype)
         self.slots: dict[str, NDArray[Any]] = {}
         self._optimizer = optimizer
+        self._working = working_dtype(dtype)
         self._lock = ReadWriteLock()
+        self._few = few_bags_of([self.rows], Layout.div(rows, 1))
         for spec in optimizer.slots if optimizer is not None else ():
             self.slots[spec.name] = aligned_zeros(spec.shape(rows, dim), spec.storage_dtype(dtype))
         self.pure_updates = 0
@@ -94,7 +100,7 @@ class StoreTable:
     ) -> NDArray[Any]:
         """Return the combined rows per bag, in the working dtype; ids are checked local rows."""
         shape = (row_splits.size - 1, self.rows.shape[1])
-        out = pool.empty(shape, working_dtype(self.rows.dtype))
+        out = pool.empty(shape, self._working)
         self.lookup_into(ids, row_splits, weights, divisors, out)
         return out
 
@@ -107,7 +113,17 @@ class StoreTable:
         out: NDArray[Any],
     ) -> None:
         """Write what `lookup` returns to `out`, (bags, dim), C-contiguous."""
+        plain = weights is None and divisors is None and ids.size <= MOST_IDS
+        if plain and self.lookup_few(ids, row_splits, _SUM, out):
+            return
         self._lock.read(reduce_bags, self.rows, ids, row_splits, weights, divisors, out)
+
+    def lookup_few(
+        self, ids: NDArray[Any], row_splits: NDArray[Any], divided: int, out: NDArray[Any]
+    ) -> bool:
+        """Combine few bags to `out`, as `shardcore.store.few_bags` says; return whether it was."""
+        few = self._few
+        return few is not None and self._lock.read(few, ids, row_splits, divided, out)
 
     def dots(
         self, ids: Ints, row_splits: NDArray[np.int64], gradients: NDArray[Any]

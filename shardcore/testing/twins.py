@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from shardcore.backend.base import Backend
 from shardcore.backend.messages import FeatureBags, TableBatch, TableSpec, TableUpdate
 from shardcore.dtypes import working_dtype
+from shardcore.store import DIVIDED, divisors
 from shardcore.testing.agreement import assert_agree
 from shardcore.testing.model import ModelBackend
 
@@ -139,6 +141,22 @@ class Twins:
         out = np.full_like(wanted, 7)
         self.backend.lookup_into(table, bags, out)
         assert_agree(out, wanted, f"lookup_into of table {table!r}: out", self._tolerance)
+
+    def lookup_few(self, table: str, bags: FeatureBags, combiner: str) -> None:
+        """Look few bags up, where the backend does that, and compare; it refuses what is wrong."""
+        spec = self.model.specs[table]
+        divisor = divisors(combiner, bags.row_splits, None, working_dtype(spec.dtype))
+        whole = FeatureBags(bags.ids, bags.row_splits, None, divisor)
+        ((wanted,),) = self.model.lookup([TableBatch(table, (whole,))])
+        out, few = np.full_like(wanted, 7), partial(self.backend.lookup_few, table)
+        divided = DIVIDED[combiner]
+        if few(bags.ids, bags.row_splits, divided, out):
+            assert_agree(out, wanted, f"lookup_few of table {table!r}: out", self._tolerance)
+        broken = bags.ids.copy()
+        broken[-1] = spec.num_rows
+        for ids, splits in ((broken, bags.row_splits), (bags.ids[1:], bags.row_splits)):
+            done = few(ids, splits, divided, out)
+            assert not done, f"lookup_few of table {table!r} must refuse ids and row splits"
 
     def apply(self, *shares: tuple[Looked, Gradients], step: int) -> None:
         """Apply the gradients of all tables in one call, and compare all that is stored."""

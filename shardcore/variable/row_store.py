@@ -18,6 +18,7 @@ from shardcore.backend.messages import FeatureBags
 from shardcore.backend.process_group import ProcessGroup
 from shardcore.errors import ShardcoreRuntimeError, ShardcoreTypeError, ShardcoreValueError
 from shardcore.sharding.layout import Layout
+from shardcore.store.few_bags import CombineFew, few_bags_of
 from shardcore.store.scatter import gather_rows, put_rows
 from shardcore.store.segment_reduce import reduce_bags, reduce_bags_at
 from shardcore.store.work import uninterrupted
@@ -61,6 +62,12 @@ class RowStore(Protocol):
 
         `out` is of the working dtype and of shape (bags, elements of a row); ids are checked. Only
         for stores of a table dtype.
+        """
+
+    def few_bags(self) -> CombineFew | None:
+        """Return what combines few bags where their rows lie, by one call; None: nothing does.
+
+        Only for stores of a table dtype.
         """
 
     def all_at_once(self, write: Callable[[RowStore], None]) -> None:
@@ -166,6 +173,10 @@ class ArrayRowStore:
         else:
             reduce_bags_at(self.addresses, self.dtype, *rest)
         return True
+
+    def few_bags(self) -> CombineFew | None:
+        """Return what combines few bags of C-contiguous shards where their rows lie."""
+        return few_bags_of(self._arrays, self._layout) if self.addressed else None
 
     @property
     def addressed(self) -> bool:
@@ -397,6 +408,22 @@ class BackendRowStore:
 
     def _combine(self, bags: FeatureBags, out: NDArray[Any]) -> None:
         self._open().lookup_into(self._table, bags, out)
+
+    def few_bags(self) -> CombineFew | None:
+        """Return what asks the backend to combine few bags, where the backend is this process."""
+        device = self._open().capabilities.device_arrays
+        return None if self._slot is not None or device else self._combine_few
+
+    def _combine_few(
+        self, ids: NDArray[Any], row_splits: NDArray[Any], divided: int, out: NDArray[Any]
+    ) -> bool:
+        done: bool = self._calling(self._few, ids, row_splits, divided, out)
+        return done
+
+    def _few(
+        self, ids: NDArray[Any], row_splits: NDArray[Any], divided: int, out: NDArray[Any]
+    ) -> bool:
+        return self._open().lookup_few(self._table, ids, row_splits, divided, out)
 
     def all_at_once(self, write: Callable[[BackendRowStore], None]) -> None:
         """Call ``write(store)``, which makes several writes, so that no interrupt splits them."""

@@ -12,8 +12,8 @@ import pytest
 import shardcore as sc
 from shardcore._core import cpu
 from shardcore.dtypes import as_dtype
+from shardcore.store import few_bags, scatter, segment_reduce, update
 from shardcore.store import instruction_set as chosen
-from shardcore.store import scatter, segment_reduce, update
 
 RUNNABLE = [
     name
@@ -29,6 +29,8 @@ def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         for face in (scatter, segment_reduce, update):
             patch.setattr(face, "_kernel", body)
+        few = importlib.import_module(f"shardcore._core.few_bags_{request.param}")
+        patch.setattr(few_bags, "_kernel", few)
         yield request.param
 
 

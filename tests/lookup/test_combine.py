@@ -12,6 +12,7 @@ import shardcore as sc
 from shardcore.backend.messages import TableBatch
 from shardcore.dtypes import as_dtype, working_dtype
 from shardcore.sharding.layout import Layout
+from shardcore.store import DIVIDED
 from shardcore.testing.requests import make_bags, make_spec
 from shardcore.variable.row_store import ArrayRowStore, BackendRowStore
 
@@ -103,6 +104,24 @@ def test_a_lookup_into_an_array_writes_what_the_lookup_returns(
     out = np.full_like(expected, 7)
     owner.lookup_into("t", bags, out)
     np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+@pytest.mark.parametrize("backend", ["cpu", "sim"])
+def test_few_bags_are_combined_where_rows_are_seen_as_they_lie(
+    backend: str, quantized: bool
+) -> None:
+    rng = np.random.default_rng(3)
+    rounding = sc.QuantizationConfig(5, -1.0, 1.0) if quantized else None
+    spec = make_spec("t", 50, 6, quantization=rounding)
+    bags = make_bags(rng, spec, 20, combiner="mean")
+    owner = sc.get_backend(backend)
+    owner.create_table(spec)
+    ((expected,),) = owner.lookup([TableBatch("t", (bags,))])
+    out = np.full_like(expected, 7)
+    done = owner.lookup_few("t", bags.ids, bags.row_splits, DIVIDED["mean"], out)
+    assert done is (backend == "cpu" and not quantized)
+    np.testing.assert_array_equal(out, expected if done else 7)
 
 
 @pytest.mark.parametrize("quantized", [False, True])

@@ -11,7 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shardcore as sc
-from shardcore.errors import ShardcoreIndexError, ShardcoreTypeError, ShardcoreValueError
+from shardcore.errors import (
+    ShardcoreIndexError,
+    ShardcoreRuntimeError,
+    ShardcoreTypeError,
+    ShardcoreValueError,
+)
 from shardcore.lookup import prepared as prepared_lookup
 from shardcore.lookup.prepared import PreparedLookup, prepare_lookup
 from shardcore.store import threads
@@ -95,6 +100,64 @@ def test_it_is_what_the_engine_gives_and_sees_its_updates():
         same(lookup(ids, splits), want)
         e.tables["t"][9] = 0
         same(lookup(ids, splits), e((ids, splits)))
+
+
+@pytest.mark.parametrize("index", [np.int32, np.int64])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+def test_few_bags_are_combined_by_one_call_whatever_the_table_is(combiner, dtype, index):
+    rng = np.random.default_rng(4)
+    rows = rng.standard_normal((20, 6)).astype(dtype)
+    ids, splits = rng.integers(0, 20, 9).astype(index), np.array([0, 4, 4, 9])
+    table = sc.TableConfig(20, 6, initializer=rows, combiner=combiner, name="t", dtype=dtype)
+    with sc.ShardedEmbedding(sc.FeatureConfig(table)) as engine:
+        engine.build()
+        want = engine((ids, splits))
+        for params in (
+            rows,
+            rows.reshape(20, 2, 3),
+            np.array_split(rows, 4),
+            sc.ShardedVariable([rows]),
+            sc.ShardedVariable([rows[::2].copy(), rows[1::2].copy()], layout=sc.Layout.mod(20, 2)),
+            engine.tables["t"],
+        ):
+            lookup, done = prepare_lookup(params, combiner), []
+            few = lookup._few
+            lookup._few = lambda *given, few=few, done=done: done.append(few(*given)) or done[-1]
+            same(lookup(ids, splits).reshape(want.shape), want)
+            assert done == [True]
+            np.testing.assert_array_equal(lookup(ids.tolist(), splits).reshape(want.shape), want)
+            assert done == [True]
+
+
+def test_few_bags_of_an_engine_see_its_end():
+    table = sc.TableConfig(5, 2, combiner="sum", name="t")
+    with sc.ShardedEmbedding(sc.FeatureConfig(table)) as engine:
+        engine.build()
+        lookup = prepare_lookup(engine.tables["t"])
+        assert lookup(np.array([1, 4]), np.array([0, 2])).shape == (1, 2)
+    message = "table 't' is gone: its engine was closed"
+    with pytest.raises(ShardcoreRuntimeError, match=f"^{re.escape(message)}$"):
+        lookup(np.array([1, 4]), np.array([0, 2]))
+
+
+def test_few_bags_of_a_slot_are_those_of_the_slot():
+    table = sc.TableConfig(5, 2, combiner="sum", name="t", initializer=sc.initializers.RowId())
+    optimizer = sc.optimizers.Adagrad(0.1, initial_accumulator_value=0.5)
+    with sc.ShardedEmbedding(sc.FeatureConfig(table), optimizer) as engine:
+        engine.build()
+        lookup = prepare_lookup(engine.slots["t"]["accumulators"])
+        assert lookup(np.array([1, 4]), np.array([0, 2])).tolist() == [[1, 1]]
+
+
+def test_few_bags_of_rows_that_lookups_scale_are_the_rows_as_stored():
+    table = sc.TableConfig(
+        5, 2, combiner="sum", name="t", initializer=sc.initializers.RowId(), max_norm=1.0
+    )
+    with sc.ShardedEmbedding(sc.FeatureConfig(table)) as engine:
+        engine.build()
+        lookup = prepare_lookup(engine.tables["t"])
+        assert lookup(np.array([1, 4]), np.array([0, 2])).tolist() == [[5, 5]]
 
 
 def test_the_table_is_adopted():

@@ -9,6 +9,7 @@ from broken.backends.models import Inexact, Suite, reversed_bags
 from broken.found_by import found_by
 
 from shardcore.backend import FeatureBags, TableBatch
+from shardcore.store import DIVIDED
 from shardcore.testing import ModelBackend
 
 
@@ -75,6 +76,30 @@ class TestAddsToWhatIsThere(Suite):
         def lookup_into(self, table, bags, out):
             ((found,),) = self.lookup([TableBatch(table, (bags,))])
             out += found
+
+
+@found_by("test_lookup_of_few_bags_as_they_are_given", "lookup_few of table 't': out")
+class TestSumsFewBagsForTheirMean(Suite):
+    class Faulty(ModelBackend):
+        def lookup_few(self, table, ids, row_splits, divided, out):
+            if row_splits[-1] != ids.size or ids.max() >= self.specs[table].num_rows:
+                return False
+            ((out[...],),) = self.lookup([TableBatch(table, (FeatureBags(ids, row_splits),))])
+            return True
+
+
+@found_by(
+    "test_lookup_of_few_bags_as_they_are_given",
+    "lookup_few of table 't' must refuse ids and row splits",
+)
+class TestTakesFewBagsUnchecked(Suite):
+    class Faulty(ModelBackend):
+        def lookup_few(self, table, ids, row_splits, divided, out):
+            if divided != DIVIDED["sum"]:
+                return False
+            bags = FeatureBags(ids % self.specs[table].num_rows, row_splits)
+            ((out[...],),) = self.lookup([TableBatch(table, (bags,))])
+            return True
 
 
 @found_by("test_lookup_of_several_bags_per_sample", "got float32 of shape (1, 4)")

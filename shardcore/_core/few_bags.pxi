@@ -1,0 +1,181 @@
+"""Few bags, combined where their rows lie, by one call.
+
+What a small lookup costs is what is around its rows: calls, views, arrays in between. A `FewBags`
+knows a table; what a call needs of it is read once. The call takes ids and row splits as they are
+given. They are the caller's, and another thread may write to them: they are copied to the stack,
+and the copies are checked and used. What is not plain, or too much, or breaks a rule, is left to
+others, who say so.
+
+This body is included by one tiny module per instruction set. Rows are summed by the functions of
+``columns.h``, as in ``rows.pxi``: the results are the same bits.
+"""
+
+from libc.math cimport sqrt, sqrtf
+from libc.stdint cimport int32_t, int64_t, uint64_t
+
+from shardcore._core.partition cimport Placement, Rule, addresses_of
+from types cimport BFLOAT, FLOAT64, HALF, float32_t, float64_t, value_t
+
+include "plain_arrays.pxi"
+
+cdef extern from "scalars.h" nogil:
+    void prefetch_read "SC_PREFETCH_READ"(const void* address)
+
+cdef extern from "columns.h" nogil:
+    void sc_sum_floats_int64(
+        const void* table, Py_ssize_t stride, Py_ssize_t dim, const int64_t* ids, Py_ssize_t lo,
+        Py_ssize_t hi, Py_ssize_t last, const float* weights, float* out)
+    void sc_sum_halves_int64(
+        const void* table, Py_ssize_t stride, Py_ssize_t dim, const int64_t* ids, Py_ssize_t lo,
+        Py_ssize_t hi, Py_ssize_t last, const float* weights, float* out)
+    void sc_sum_bfloats_int64(
+        const void* table, Py_ssize_t stride, Py_ssize_t dim, const int64_t* ids, Py_ssize_t lo,
+        Py_ssize_t hi, Py_ssize_t last, const float* weights, float* out)
+    void sc_sum_doubles_int64(
+        const void* table, Py_ssize_t stride, Py_ssize_t dim, const int64_t* ids, Py_ssize_t lo,
+        Py_ssize_t hi, Py_ssize_t last, const double* weights, double* out)
+
+cdef enum:
+    MOST = 2048         # ids, and bags, that the copies on the stack have room for
+    MOST_NUMBERS = 1 << 19  # of the rows named: from then on a batch may be cut over threads
+    SHORT = 1 << 13     # so few are summed before another thread would have the interpreter
+    AHEAD = 64          # as SC_AHEAD: the rows that the sums themselves do not ask for
+    LINE = 64
+
+cdef enum:
+    SUM, MEAN, SQRTN
+
+MOST_IDS = MOST
+"""Ids, and bags, of which a lookup may have so many here."""
+
+DIVIDED = {"sum": SUM, "mean": MEAN, "sqrtn": SQRTN}
+"""What `FewBags.combine` calls the combiners."""
+
+
+cdef class FewBags:
+    """The rows of a table, or of its shards, for lookups of few bags.
+
+    Made of the address of each shard's first row, where `placement` finds rows among several, the
+    bytes from row to row, their kind, columns and number, and what holds on to the memory.
+    """
+
+    cdef const int64_t[::1] bases__s
+    cdef const int64_t* bases
+    cdef Placement placement
+    cdef const Rule* rule           # of the placement; NULL: one array
+    cdef Py_ssize_t stride
+    cdef int kind
+    cdef Py_ssize_t dim
+    cdef int64_t rows
+    cdef object held
+
+    def __init__(self, const int64_t[::1] bases__s, Placement placement, Py_ssize_t stride,
+                 int kind, Py_ssize_t dim, int64_t rows, held):
+        self.bases__s, self.placement, self.stride = bases__s, placement, stride
+        self.bases, self.rule = &bases__s[0], NULL if placement is None else &placement.rule
+        self.kind, self.dim, self.rows, self.held = kind, dim, rows, held
+
+    def combine(self, values, row_splits, int divided, out):
+        """Write the combined rows of each bag to `out`; return whether that was done.
+
+        `values` (n,) are ids of int32 or int64, `row_splits` (b + 1,) of int64, `out` (b, d) of the
+        working dtype, each C-contiguous; `divided` is of `DIVIDED`. False: one of them is of
+        another form, or breaks a rule, or n, b or n·d is too large; `out` holds nothing then.
+        """
+        cdef Py_buffer ids, splits, sums
+        cdef bint done = False
+        if not exported(values, False, &ids):
+            return False
+        if exported(row_splits, False, &splits):
+            if exported(out, True, &sums):
+                done = self.combine_buffers(&ids, &splits, divided, &sums)
+                PyBuffer_Release(&sums)
+            PyBuffer_Release(&splits)
+        PyBuffer_Release(&ids)
+        return done
+
+    cdef bint combine_buffers(self, const Py_buffer* ids, const Py_buffer* splits, int divided,
+                              const Py_buffer* sums) noexcept:
+        cdef int64_t own__n[MOST]
+        cdef int64_t own_splits[MOST + 1]
+        cdef Py_ssize_t n, bags
+        cdef bint wide = self.kind == FLOAT64
+        if not (ids.ndim == 1 and splits.ndim == 1 and sums.ndim == 2):
+            return False
+        n, bags = ids.shape[0], splits.shape[0] - 1
+        if not (n <= MOST and 0 <= bags <= MOST and n * self.dim <= MOST_NUMBERS
+                and sums.shape[0] == bags and sums.shape[1] == self.dim
+                and holds(splits, INTEGERS, 8)
+                and holds(sums, b"d" if wide else b"f", 8 if wide else 4)):
+            return False
+        if holds(ids, INTEGERS, 8):
+            copy_numbers(<const int64_t*>ids.buf, n, own__n)
+        elif holds(ids, INTEGERS, 4):
+            copy_numbers(<const int32_t*>ids.buf, n, own__n)
+        else:
+            return False
+        copy_numbers(<const int64_t*>splits.buf, bags + 1, own_splits)
+        if not are_splits(own_splits, bags, n) or not self.find(own__n, n):
+            return False
+        if n * self.dim <= SHORT:
+            self.sum_bags(own__n, n, own_splits, bags, divided, sums.buf)
+        else:
+            with nogil:
+                self.sum_bags(own__n, n, own_splits, bags, divided, sums.buf)
+        return True
+
+    cdef bint find(self, int64_t* own__n, Py_ssize_t n) noexcept nogil:
+        """Return whether all ids are in range; of shards, put addresses in their place."""
+        cdef Py_ssize_t i
+        cdef bint outside = False
+        if self.rule != NULL:
+            return addresses_of(self.rule, own__n, n, self.bases, self.stride, own__n) < 0
+        for i in range(n):
+            outside |= <uint64_t>own__n[i] >= <uint64_t>self.rows
+        return not outside
+
+    cdef void sum_bags(self, const int64_t* own__n, Py_ssize_t n, const int64_t* own_splits,
+                       Py_ssize_t bags, int divided, void* out__bd) noexcept nogil:
+        cdef const void* table = NULL
+        cdef Py_ssize_t stride = 1, size = self.stride, dim = self.dim, b, i, at, lo, hi
+        cdef float32_t* out = <float32_t*>out__bd
+        cdef float64_t* wide_out = <float64_t*>out__bd
+        if self.rule == NULL:
+            table, stride = <const void*><size_t>self.bases[0], self.stride
+        for i in range(n if n < AHEAD else AHEAD):
+            at = 0
+            while at < size:
+                prefetch_read(<const void*>(<size_t>table + <size_t>own__n[i] * <size_t>stride
+                                            + <size_t>at))
+                at += LINE
+        for b in range(bags):
+            lo, hi = own_splits[b], own_splits[b + 1]
+            if self.kind == FLOAT64:
+                sc_sum_doubles_int64(table, stride, dim, own__n, lo, hi, n, NULL, wide_out)
+                divide(wide_out, dim, hi - lo, divided)
+                wide_out += dim
+                continue
+            if self.kind == HALF:
+                sc_sum_halves_int64(table, stride, dim, own__n, lo, hi, n, NULL, out)
+            elif self.kind == BFLOAT:
+                sc_sum_bfloats_int64(table, stride, dim, own__n, lo, hi, n, NULL, out)
+            else:
+                sc_sum_floats_int64(table, stride, dim, own__n, lo, hi, n, NULL, out)
+            divide(out, dim, hi - lo, divided)
+            out += dim
+
+
+cdef inline void divide(value_t* out__d, Py_ssize_t dim, Py_ssize_t count,
+                        int divided) noexcept nogil:
+    """Divide the sum of a bag of `count` ids of weight 1; that of none is 0 and stays so."""
+    cdef value_t divisor = <value_t>count
+    cdef Py_ssize_t c
+    if divided == SUM or count == 0:
+        return
+    if divided == SQRTN:
+        if value_t is float64_t:
+            divisor = sqrt(divisor)
+        else:
+            divisor = sqrtf(divisor)
+    for c in range(dim):
+        out__d[c] = out__d[c] / divisor

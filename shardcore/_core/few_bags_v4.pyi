@@ -1,0 +1,1 @@
+from shardcore._core.few_bags_baseline import *

@@ -1,0 +1,175 @@
+"""Few bags by one call: what the long way gives, in every instruction set; all else is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardcore import reference
+from shardcore.dtypes import as_dtype, working_dtype
+from shardcore.sharding import Layout
+from shardcore.store.few_bags import DIVIDED, MOST_IDS, few_bags_of
+
+pytestmark = [
+    pytest.mark.usefixtures("instruction_set"),
+    pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning"),  # of NumPy, in what goes in
+]
+
+DTYPES = ["float32", "float64", "float16", "bfloat16"]
+ROWS = np.arange(12, dtype=np.float32).reshape(6, 2)
+
+
+def cut(rows: Any, layout: Layout) -> list[Any]:
+    """Return the shards of rows, each with a copy of its own."""
+    return [rows[layout.global_rows(shard)].copy() for shard in range(layout.num_shards)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@settings(max_examples=80, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    dim=st.sampled_from([1, 2, 7, 8, 16, 17, 48, 64, 65, 128, 200]),
+    num_rows=st.sampled_from([1, 3, 50]),
+    lengths=st.lists(st.sampled_from([0, 0, 1, 2, 5, 70]), max_size=8),
+    wide=st.booleans(),
+    combiner=st.sampled_from(sorted(DIVIDED)),
+    layout=st.sampled_from(["one", "div", "mod", "ranges"]),
+)
+def test_few_bags_equal_their_twin(
+    dtype: str,
+    seed: int,
+    dim: int,
+    num_rows: int,
+    lengths: list[int],
+    wide: bool,
+    combiner: str,
+    layout: str,
+    make_rows: Callable[..., Any],
+    frozen: Callable[[Any], Any],
+    assert_same: Callable[[Any, Any], None],
+) -> None:
+    rng = np.random.default_rng(seed)
+    placed = {
+        "one": Layout.div(num_rows, 1),
+        "div": Layout.div(num_rows, 3),
+        "mod": Layout.mod(num_rows, 3),
+        "ranges": Layout.from_sizes([0, num_rows // 2, 0, num_rows - num_rows // 2]),
+    }[layout]
+    rows = make_rows(rng, (num_rows, dim), dtype)
+    value = working_dtype(as_dtype(dtype))
+    ids = rng.integers(0, num_rows, sum(lengths)).astype(np.int64 if wide else np.int32)
+    splits = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
+    divisor = reference.divisors(combiner, splits, None, value)
+    wanted = reference.segment_reduce(rows, ids, splits, None, divisor)
+    with_borders = np.full((len(lengths) + 2, dim), 7, value)
+    out = with_borders[1:-1]
+    combine = few_bags_of([frozen(shard) for shard in cut(rows, placed)], placed)
+    assert combine is not None
+    assert combine(frozen(ids), frozen(splits), DIVIDED[combiner], out) is True
+    assert_same(out, wanted)
+    assert (with_borders[[0, -1]] == 7).all()
+
+
+def test_as_many_ids_as_there_is_room_for(assert_same: Callable[[Any, Any], None]) -> None:
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((500, 16)).astype(np.float32)
+    for shards in (1, 7):
+        layout = Layout.div(500, shards)
+        combine = few_bags_of(cut(rows, layout), layout)
+        assert combine is not None
+        for bags in (1, 3, MOST_IDS):
+            ids = rng.integers(0, 500, MOST_IDS)
+            splits = np.linspace(0, MOST_IDS, bags + 1).astype(np.int64)
+            out = np.empty((bags, 16), np.float32)
+            assert combine(ids, splits, DIVIDED["sum"], out)
+            assert_same(out, reference.segment_reduce(rows, ids, splits, None, None))
+        for count, bags in ((MOST_IDS + 1, 1), (0, MOST_IDS + 1)):
+            splits = np.zeros(bags + 1, np.int64)
+            splits[-1] = count
+            out = np.empty((bags, 16), np.float32)
+            assert not combine(np.zeros(count, np.int64), splits, DIVIDED["sum"], out)
+
+
+def test_batches_that_threads_may_share_are_left_to_them() -> None:
+    for dim, done in ((1 << 9, True), ((1 << 9) + 1, False)):
+        combine = few_bags_of([np.zeros((2, dim), np.float32)], Layout.div(2, 1))
+        assert combine is not None
+        ids, splits = np.zeros(1 << 10, np.int64), np.array([0, 1 << 10])
+        assert combine(ids, splits, DIVIDED["sum"], np.empty((1, dim), np.float32)) is done
+
+
+IDS, SPLITS, OUT = np.array([0, 5, 1]), np.array([0, 2, 3]), np.zeros((2, 2), np.float32)
+UNALIGNED = np.frombuffer(b"x" + IDS.tobytes(), np.int64, offset=1)
+READ_ONLY = OUT.copy()
+READ_ONLY.flags.writeable = False
+
+
+@pytest.mark.parametrize(
+    ("ids", "splits", "out"),
+    [
+        (np.array([0, 6, 1]), SPLITS, OUT),
+        (np.array([0, -1, 1]), SPLITS, OUT),
+        (np.array([0, -1, 1], np.int32), SPLITS, OUT),
+        (np.array([0, 6, 1], np.int32), SPLITS, OUT),
+        (np.array([0, 2**32, 1]), SPLITS, OUT),
+        (IDS.astype(np.uint64), SPLITS, OUT),
+        (IDS.astype(np.int16), SPLITS, OUT),
+        (IDS.astype(">i8"), SPLITS, OUT),
+        (IDS.astype(np.float64), SPLITS, OUT),
+        (IDS.astype("m8[s]"), SPLITS, OUT),
+        (np.array([0, 9, 5, 9, 1])[::2], SPLITS, OUT),
+        (UNALIGNED, SPLITS, OUT),
+        (IDS.reshape(1, 3), SPLITS, OUT),
+        (IDS[:2], SPLITS, OUT),
+        (IDS.tolist(), SPLITS, OUT),
+        (IDS, np.array([1, 2, 3]), OUT),
+        (IDS, np.array([0, 2, 2]), OUT),
+        (IDS, np.array([0, 2, 4]), OUT),
+        (IDS, np.array([0, 4, 3]), OUT),
+        (IDS, np.array([0, -1, 3]), OUT),
+        (IDS, SPLITS.astype(np.int32), OUT),
+        (IDS, SPLITS.astype(np.uint64), OUT),
+        (IDS, SPLITS.astype(">i8"), OUT),
+        (IDS, np.array([0, 9, 2, 9, 3])[::2], OUT),
+        (IDS, SPLITS.reshape(1, 3), OUT),
+        (IDS, SPLITS[:0], OUT[:0]),
+        (IDS, SPLITS.tolist(), OUT),
+        (IDS, SPLITS, OUT[:1]),
+        (IDS, SPLITS, np.zeros((2, 3), np.float32)),
+        (IDS, SPLITS, np.zeros((2, 2))),
+        (IDS, SPLITS, np.zeros((2, 2), ">f4")),
+        (IDS, SPLITS, np.zeros((2, 2), np.int32)),
+        (IDS, SPLITS, np.asfortranarray(np.zeros((2, 2), np.float32))),
+        (IDS, SPLITS, READ_ONLY),
+        (IDS, SPLITS, np.zeros(4, np.float32)),
+    ],
+)
+@pytest.mark.parametrize("shards", [1, 2])
+def test_what_is_not_plain_or_breaks_a_rule_is_left_to_others(
+    shards: int, ids: Any, splits: Any, out: Any
+) -> None:
+    layout = Layout.div(6, shards)
+    combine = few_bags_of(cut(ROWS, layout), layout)
+    assert combine is not None
+    assert combine(ids, splits, DIVIDED["sum"], out) is False
+    assert not out.any()
+
+
+def test_rows_without_elements_are_left_to_others() -> None:
+    assert few_bags_of([np.zeros((3, 0), np.float32)], Layout.div(3, 1)) is None
+
+
+def test_rows_are_held_and_seen_as_they_are() -> None:
+    rows = ROWS.copy()
+    combine = few_bags_of([rows], Layout.div(6, 1))
+    assert combine is not None
+    rows[5] = 100
+    del rows
+    out = np.empty((1, 2), np.float32)
+    assert combine(np.array([5, 1]), np.array([0, 2]), DIVIDED["mean"], out)
+    assert out.tolist() == [[51.0, 51.5]]
