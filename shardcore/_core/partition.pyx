@@ -6,8 +6,10 @@ a small table over the high bits of the id gives the first shard that can hold i
 
 An id's shard is found twice, once to count and once to place: that is cheaper than to keep n shards
 in memory. What is kept, in the place of the way back, is the ids themselves: they are the caller's,
-and another thread may write to them. The loops are written once, for any `Way`; each call names a constant one, so that the
-compiler makes a loop for each, without a branch for the way inside.
+and another thread may write to them. Those below 2**31 are kept as int32, in the second half of that
+place, where the way back overwrites none that is still to be read. The loops are written once, for
+any `Way`; each call names a constant one, so that the compiler makes a loop for each, without a
+branch for the way inside.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
@@ -251,7 +253,28 @@ cdef Py_ssize_t locate_all(const index_t* ids__n, Py_ssize_t n, Rule rule,
     return locate_by(MOD_DIVIDE, ids__n, n, rule, shard__n, local__n)
 
 
-cdef inline void count_by(Way way, const int64_t* ids__m, Py_ssize_t m, Rule rule,
+cdef inline Py_ssize_t keep_block(const index_t* ids__m, Py_ssize_t m, int64_t rows,
+                                  own_t* own__m, int64_t* bad_id) noexcept nogil:
+    """Copy a block of ids; return the first position outside [0, rows), whose id is told, or -1."""
+    cdef index_t copied[BLOCK]
+    cdef Py_ssize_t i, bad
+    if index_t is own_t:
+        copy_block(ids__m, m, own__m)
+        bad = outside(own__m, m, rows)
+        if bad >= 0:
+            bad_id[0] = own__m[bad]
+    else:
+        copy_block(ids__m, m, copied)
+        bad = outside(copied, m, rows)
+        if bad >= 0:
+            bad_id[0] = copied[bad]
+        else:
+            for i in range(m):
+                own__m[i] = <own_t>copied[i]
+    return bad
+
+
+cdef inline void count_by(Way way, const own_t* ids__m, Py_ssize_t m, Rule rule,
                           int64_t* counts, Py_ssize_t lane) noexcept nogil:
     """Count into LANES histograms that lie `lane` apart; 0 makes them one."""
     cdef Py_ssize_t i = 0
@@ -267,12 +290,13 @@ cdef inline void count_by(Way way, const int64_t* ids__m, Py_ssize_t m, Rule rul
 
 
 cdef inline Py_ssize_t group_by(Way way, const index_t* ids__n, Py_ssize_t n, Rule rule,
-                                index_t* local__n, int64_t* row_splits,
+                                own_t* own__n, index_t* local__n, int64_t* row_splits,
                                 int64_t* inverse__n) noexcept nogil:
+    """Do what `group` does; `own__n` lies in `inverse__n`, at its end."""
     cdef int64_t[LANES * FEW] counts
     cdef int64_t* histograms = row_splits + 1
     cdef Py_ssize_t block, i, first, m, bad, lane = 0, shard, shards = rule.shards
-    cdef int64_t place
+    cdef int64_t place, bad_id = 0
     cdef Spot spot
     memset(row_splits, 0, (shards + 1) * sizeof(int64_t))
     if shards <= FEW and n >= LANES * shards:       # few ids are not worth more histograms
@@ -281,11 +305,11 @@ cdef inline Py_ssize_t group_by(Way way, const index_t* ids__n, Py_ssize_t n, Ru
         memset(counts, 0, LANES * shards * sizeof(int64_t))
     for block in range((n + BLOCK - 1) // BLOCK):
         first, m = block * BLOCK, length_of(block, n)
-        copy_block(ids__n + first, m, inverse__n + first)
-        bad = outside(inverse__n + first, m, rule.rows)
+        bad = keep_block(ids__n + first, m, rule.rows, own__n + first, &bad_id)
         if bad >= 0:
+            inverse__n[first + bad] = bad_id
             return first + bad
-        count_by(way, inverse__n + first, m, rule, histograms, lane)
+        count_by(way, own__n + first, m, rule, histograms, lane)
     for shard in range(lane):
         row_splits[shard + 1] = (counts[shard] + counts[lane + shard] + counts[2 * lane + shard]
                                  + counts[3 * lane + shard])
@@ -293,7 +317,7 @@ cdef inline Py_ssize_t group_by(Way way, const index_t* ids__n, Py_ssize_t n, Ru
         row_splits[shard + 1] += row_splits[shard]
     # row_splits[s] is where shard s starts; as its ids are placed it moves on to where it ends.
     for i in range(n):
-        spot = spot_of(way, inverse__n[i], rule)
+        spot = spot_of(way, own__n[i], rule)
         place = row_splits[spot.shard]
         row_splits[spot.shard] = place + 1
         # As a number: a pointer must not leave its array, an address to ask for may.
@@ -331,17 +355,28 @@ cdef Py_ssize_t addresses_of(const Rule* rule, const int64_t* ids__n, Py_ssize_t
 
 cdef Py_ssize_t group_all(const index_t* ids__n, Py_ssize_t n, Rule rule, index_t* local__n,
                       int64_t* row_splits, int64_t* inverse__n) noexcept nogil:
+    cdef int32_t* narrow__n = <int32_t*>inverse__n + n
     if rule.way == BLOCKS:
-        return group_by(BLOCKS, ids__n, n, rule, local__n, row_splits, inverse__n)
-    if rule.way == COMPARE:
-        return group_by(COMPARE, ids__n, n, rule, local__n, row_splits, inverse__n)
-    if rule.way == SEARCH:
-        return group_by(SEARCH, ids__n, n, rule, local__n, row_splits, inverse__n)
+        return group_by(BLOCKS, ids__n, n, rule, narrow__n, local__n, row_splits, inverse__n)
     if rule.way == MOD:
-        return group_by(MOD, ids__n, n, rule, local__n, row_splits, inverse__n)
+        return group_by(MOD, ids__n, n, rule, narrow__n, local__n, row_splits, inverse__n)
+    if index_t is int32_t:
+        return group_wide(ids__n, n, rule, narrow__n, local__n, row_splits, inverse__n)
+    else:
+        return group_wide(ids__n, n, rule, inverse__n, local__n, row_splits, inverse__n)
+
+
+cdef inline Py_ssize_t group_wide(const index_t* ids__n, Py_ssize_t n, Rule rule, index_t* own__n,
+                                  index_t* local__n, int64_t* row_splits,
+                                  int64_t* inverse__n) noexcept nogil:
+    """Do so in layouts whose ids may not fit int32."""
+    if rule.way == COMPARE:
+        return group_by(COMPARE, ids__n, n, rule, own__n, local__n, row_splits, inverse__n)
+    if rule.way == SEARCH:
+        return group_by(SEARCH, ids__n, n, rule, own__n, local__n, row_splits, inverse__n)
     if rule.way == MOD_RECIPROCAL:
-        return group_by(MOD_RECIPROCAL, ids__n, n, rule, local__n, row_splits, inverse__n)
-    return group_by(MOD_DIVIDE, ids__n, n, rule, local__n, row_splits, inverse__n)
+        return group_by(MOD_RECIPROCAL, ids__n, n, rule, own__n, local__n, row_splits, inverse__n)
+    return group_by(MOD_DIVIDE, ids__n, n, rule, own__n, local__n, row_splits, inverse__n)
 
 
 # --- what Python calls -------------------------------------------------------------------------

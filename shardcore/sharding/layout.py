@@ -422,9 +422,9 @@ class Layout:
         array([2, 0, 3, 1])
         """
         given = vector(ids, argument)
-        local = np.empty_like(given)
+        local = pool.empty(given.size, given.dtype)
         row_splits = np.empty(self.num_shards + 1, np.int64)
-        inverse = np.empty(given.size, np.int64)
+        inverse = pool.empty(given.size, _INT64)
         bad = _partition.group(self._placement, given, local, row_splits, inverse)
         if bad >= 0:
             raise self._outside(inverse[bad], bad, given.shape, argument)
