@@ -462,6 +462,7 @@ def test_what_a_device_cannot_hold_is_refused(config, message, platform):
             {"exchange": "columns"},
             "exchange must be None, 'gather' or 'all_to_all', got 'columns'",
         ),
+        ({"batches": "mine"}, "batches must be 'same' or 'own', got 'mine'"),
     ],
 )
 def test_options_that_are_none(options, message, platform):

@@ -159,6 +159,7 @@ REFUSED = {
     "pair": of(1, "ShardcoreValueError", f"pairs[1]: {NOT_FINITE}[0, 0] = nan"),
     "unchanged": [0.0, -3.5, -1.0, 1.5],
     "changed": [0.0, -5.0, -2.0, 1.0],
+    "many numbers": [2, 100, 0, 99, 1, 100],
     "later": "nothing raised",
     "not finite on devices": "UpdateRefusedError: step 5 was refused: process 1: "
     f"{NOT_FINITE}[1, 2] = inf",

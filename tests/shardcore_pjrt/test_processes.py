@@ -293,7 +293,8 @@ def test_the_page_shows_the_programs_that_are_tested():
     page = PAGE.read_text(encoding="utf-8")
     shown = dict(re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```$", page, re.DOTALL | re.MULTILINE))
     assert shown == {
-        name: (WORKERS / name).read_text(encoding="utf-8") for name in ("train.py", "supervise.py")
+        name: (WORKERS / name).read_text(encoding="utf-8")
+        for name in ("train.py", "supervise.py", "joined.py")
     }
 
 
@@ -303,5 +304,7 @@ def test_the_page_shows_the_errors_that_are_raised():
     assert re.findall(r"^```text\n(.*?)\n```$", page, re.DOTALL | re.MULTILINE) == [
         REFUSED["ids"].replace("'t'", "'items'"),
         REFUSED["calls"],
+        "ShardcoreIndexError: process 1: features['a']: ids[2] = 25 is outside table 'items': "
+        "must be in [0, 20)",  # as test_own_samples.py has it
         f"{STUCK}...",
     ]
