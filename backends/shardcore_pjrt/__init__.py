@@ -6,7 +6,7 @@ loaded when the backend is asked for. Listing it reads metadata only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -52,15 +52,19 @@ def _make(
     exchange: Literal["gather", "all_to_all"] | None = None,
     strategy: Literal["sparsecore"] | None = None,
     batches: Literal["same", "own"] = "same",
+    check_agreement: bool = False,
 ) -> Backend:
     from shardcore_pjrt.platform.installation import require
 
     require(platform)  # first: the backend's own imports would fail less clearly
     if strategy is not None:
-        return _make_in_sparsecores(platform, devices, lanes, exchange, strategy, batches)
+        others = {"batches": (batches, "same"), "check_agreement": (check_agreement, False)}
+        return _make_in_sparsecores(platform, devices, lanes, exchange, strategy, others)
     from shardcore_pjrt.backend import PjrtBackend
 
-    return PjrtBackend(platform, devices, lanes, exchange, batches=batches)
+    return PjrtBackend(
+        platform, devices, lanes, exchange, batches=batches, check_agreement=check_agreement
+    )
 
 
 def _make_in_sparsecores(
@@ -69,7 +73,7 @@ def _make_in_sparsecores(
     lanes: object,
     exchange: object,
     strategy: object,
-    batches: object,
+    others: Mapping[str, tuple[object, object]],
 ) -> Backend:
     if strategy != "sparsecore":
         raise ShardcoreValueError(f"strategy must be None or 'sparsecore', got {strategy!r}")
@@ -78,10 +82,11 @@ def _make_in_sparsecores(
             raise ShardcoreValueError(
                 f"{argument} must be None with strategy 'sparsecore', got {value!r}"
             )
-    if batches != "same":
-        raise ShardcoreValueError(
-            f"batches must be 'same' with strategy 'sparsecore', got {batches!r}"
-        )
+    for argument, (value, default) in others.items():
+        if value != default:
+            raise ShardcoreValueError(
+                f"{argument} must be {default!r} with strategy 'sparsecore', got {value!r}"
+            )
     from shardcore_pjrt.sparsecore.backend import SparseCoreBackend
 
     return SparseCoreBackend(platform, devices)
@@ -93,5 +98,6 @@ def _make_tpu(
     exchange: Literal["gather", "all_to_all"] | None = None,
     strategy: Literal["sparsecore"] | None = None,
     batches: Literal["same", "own"] = "same",
+    check_agreement: bool = False,
 ) -> Backend:
-    return _make("tpu", devices, lanes, exchange, strategy, batches)
+    return _make("tpu", devices, lanes, exchange, strategy, batches, check_agreement)

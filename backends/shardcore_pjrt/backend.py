@@ -25,6 +25,7 @@ from shardcore.backend import (
     Backend,
     FeatureBags,
     NotFinite,
+    Part,
     ProcessGroup,
     TableBatch,
     TableSpec,
@@ -108,6 +109,9 @@ class PjrtBackend(Backend):
     batches : {"same", "own"}, default "same"
         What each of several processes gives to lookups and updates: the whole batch, or its own
         samples, for which it gets activations and gives gradients.
+    check_agreement : bool, default False
+        Whether several processes that give the same batches compare what is in them, and in
+        gradients of the host. False: calls, tables, features, dtypes and shapes only.
 
     Attributes
     ----------
@@ -138,6 +142,7 @@ class PjrtBackend(Backend):
         exchange: Exchange | None = None,
         rules: str | None = None,
         batches: Literal["same", "own"] = "same",
+        check_agreement: bool = False,
     ) -> None:
         super().__init__()
         used = devices_of(platform, devices)
@@ -154,6 +159,12 @@ class PjrtBackend(Backend):
             )
         if batches not in ("same", "own"):
             raise ShardcoreValueError(f"batches must be 'same' or 'own', got {batches!r}")
+        if not isinstance(check_agreement, bool):
+            raise ShardcoreTypeError(f"check_agreement must be a bool, got {check_agreement!r}")
+        if check_agreement and batches == "own":
+            raise ShardcoreValueError(
+                "check_agreement must be False where batches are 'own', which differ, got True"
+            )
         self.platform = platform
         self.mesh = Mesh(np.array(used), ("x",))
         self._processes = processes_of(self.mesh)
@@ -174,7 +185,9 @@ class PjrtBackend(Backend):
             _warn_without_time_limit()
         self._programs = Programs()
         self._tables: dict[str, _Table] = {}
-        self._batches = batches
+        self._check_agreement = check_agreement
+        options = platform, lanes, exchange, self._rules, batches, check_agreement
+        self._options: Part = "options of the backend", repr(options)
         self._own: OwnDevices | None = None  # of several processes, each with its own samples
         self._lists = BatchLists(self._programs, self._rules, exchange, self._processes.several)
         if batches == "own" and self._processes.several:
@@ -242,9 +255,8 @@ class PjrtBackend(Backend):
             If the host has no room.
         """
         with self._lock:
-            options = repr((self.platform, self._lanes, self._exchange, self._rules, self._batches))
             parts = itertools.chain.from_iterable(table_parts(spec) for spec in specs)
-            self._processes.agree("create_table", [("options of the backend", options), *parts])
+            self._processes.agree("create_table", [self._options, *parts])
             for mesh, geometry, members in stacked(self._where(specs)):
                 try:
                     stack = DeviceTable(mesh, geometry, members, self._programs)
@@ -315,7 +327,7 @@ class PjrtBackend(Backend):
         found: dict[int, list[Any]] = {}
         with self._lock:
             if self._own is None:
-                self._processes.agree("lookup", batch_parts(batches))
+                self._processes.agree("lookup", batch_parts(batches, self._check_agreement))
             for group, looked_up in zip(groups, prepared, strict=True):
                 stack, shape = group.stack, looked_up.route.shape
                 padded = self._program_of(stack, shape)(stack.rows, looked_up.lists)
@@ -418,7 +430,7 @@ class PjrtBackend(Backend):
         joined = self._joined(updates)
         with self._lock:
             if self._own is None:
-                self._processes.agree("apply", update_parts(updates))
+                self._processes.agree("apply", update_parts(updates, self._check_agreement))
             fillings: dict[str, list[Filling | None]] = {}
             for one in joined:
                 fillings |= fillings_of(one)
@@ -502,7 +514,7 @@ class PjrtBackend(Backend):
         with self._lock:
             if isinstance(self._lists, OwnLists):
                 return self._own_weight_dots(self._lists, update)
-            self._processes.agree("weight_dots", update_parts([update]))
+            self._processes.agree("weight_dots", update_parts([update], self._check_agreement))
             held = self._with_gradients_at_hand(update)
             show = resharding_program(whole(self.mesh))
             gradients = tuple(

@@ -463,6 +463,19 @@ def test_what_a_device_cannot_hold_is_refused(config, message, platform):
             "exchange must be None, 'gather' or 'all_to_all', got 'columns'",
         ),
         ({"batches": "mine"}, "batches must be 'same' or 'own', got 'mine'"),
+        ({"check_agreement": 1}, "check_agreement must be a bool, got 1"),
+        (
+            {"batches": "own", "check_agreement": True},
+            "check_agreement must be False where batches are 'own', which differ, got True",
+        ),
+        (
+            {"strategy": "sparsecore", "batches": "own"},
+            "batches must be 'same' with strategy 'sparsecore', got 'own'",
+        ),
+        (
+            {"strategy": "sparsecore", "check_agreement": True},
+            "check_agreement must be False with strategy 'sparsecore', got True",
+        ),
     ],
 )
 def test_options_that_are_none(options, message, platform):

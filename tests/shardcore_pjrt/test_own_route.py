@@ -151,3 +151,14 @@ def test_bags_of_all_processes_lie_on_their_devices(drawn):
                     if real:
                         assert divisor(whole, there) == divisor(one, bag)
     assert all(next(one, None) is None for one in unread)
+
+
+def test_an_owner_has_room_for_the_lines_of_all_processes():
+    geometry = Geometry(1000, 4, 2, "row")
+    splits = np.array([0, 100])
+    features = [[FeatureBags(np.arange(first, 200, 2), splits)] for first in (0, 1)]
+    agreed = agreed_bags(np.array([counts_of_bags(own, 1) for own in features]))
+    rows = [own_rows(geometry, own, 1, agreed) for own in features]
+    counts = np.array([one.counts for one in rows])
+    assert counts.tolist() == [[100, 100, 100]] * 2
+    assert [route_own(geometry, one, counts).lines for one in rows] == [256, 256]

@@ -14,9 +14,11 @@ import jax
 import numpy as np
 import pytest
 from shardcore_pjrt.backend import PjrtBackend
+from shardcore_pjrt.mesh.batch_parts import batch_parts, update_parts
 from shardcore_pjrt.mesh.processes import processes_of
 
 import shardcore as sc
+from shardcore.backend import FeatureBags, TableBatch, TableUpdate
 
 WORKERS = Path(__file__).parent / "workers"
 PAGE = Path(__file__).parents[2] / "docs" / "several-processes.md"
@@ -81,6 +83,25 @@ def test_processes_give_the_numbers_and_checkpoints_of_one(
                 np.testing.assert_array_equal(array, expected[name], err_msg=name)
 
 
+def test_batches_are_read_where_that_is_asked_for():
+    def parts(ids, content):
+        bags = FeatureBags(np.array(ids), np.array([0, len(ids)]))
+        gradients = (np.array([[float(ids[0])]]),)
+        update = TableUpdate(TableBatch("t", (bags,)), gradients, (0.5,), 1)
+        return [*batch_parts([update.batch], content), *update_parts([update], content)]
+
+    def differ(one, other, content):
+        pairs = zip(parts(one, content), parts(other, content), strict=True)
+        return {name for (name, own), (_, given) in pairs if not np.array_equal(own, given)}
+
+    assert differ([1, 2], [3, 4], content=False) == set()
+    assert differ([1, 2], [3, 4, 5], content=False) == {"ids of feature 0 of table 't'"}
+    assert differ([1, 2], [3, 4], content=True) == {
+        "ids of feature 0 of table 't'",
+        "gradient 0 of table 't'",
+    }
+
+
 def test_one_process_has_nobody_to_agree_with():
     def parts():
         raise AssertionError("nothing is compared")
@@ -121,6 +142,8 @@ REFUSED = {
     "settings": differs("create_table", "settings of table 't'"),
     "optimizer": differs("create_table", "optimizer of table 't'"),
     "initial values": differs("create_table", "initial rows of table 't'"),
+    "another size": differs("lookup", "ids of feature 0 of table 't'"),
+    "check": differs("create_table", "options of the backend"),
     "ids": differs("lookup", "ids of feature 0 of table 't'"),
     "number of bags": differs("lookup", "ids of feature 0 of table 't'"),
     "weights": differs("lookup", "weights of feature 0 of table 't'"),

@@ -44,23 +44,41 @@ def access_parts(
         yield f"values of table {table!r}", values
 
 
-def batch_parts(batches: Sequence[TableBatch]) -> Iterator[Part]:
-    """Yield the tables of a batch, and the bags of each of their features."""
+def batch_parts(batches: Sequence[TableBatch], content: bool) -> Iterator[Part]:
+    """Yield the tables of a batch, and the bags of each of their features.
+
+    Parameters
+    ----------
+    batches : sequence of TableBatch
+    content : bool
+        Whether arrays are compared by their values, which takes the time to read them all; else by
+        dtype and shape.
+    """
+
+    def shown(array: NDArray[Any]) -> NDArray[Any] | str:
+        return array if content else _kind(array)
+
     asked = [(batch.table, len(batch.features), batch.training) for batch in batches]
     yield "tables", repr(asked)
     for batch in batches:
         for at, bags in enumerate(batch.features):
             name = f"feature {at} of table {batch.table!r}"
-            yield f"ids of {name}", bags.ids
-            yield f"row_splits of {name}", bags.row_splits
+            yield f"ids of {name}", shown(bags.ids)
+            yield f"row_splits of {name}", shown(bags.row_splits)
             for what, array in (("weights", bags.weights), ("divisors", bags.divisors)):
-                yield f"{what} of {name}", b"" if array is None else array
+                yield f"{what} of {name}", b"" if array is None else shown(array)
 
 
-def update_parts(updates: Sequence[TableUpdate]) -> Iterator[Part]:
+def update_parts(updates: Sequence[TableUpdate], content: bool) -> Iterator[Part]:
     """Yield the arguments of an update; of arrays on devices, one for all processes, only the kind.
 
     The batch was the same in every process when it was looked up.
+
+    Parameters
+    ----------
+    updates : sequence of TableUpdate
+    content : bool
+        As in `batch_parts`, of gradients on the host.
     """
     yield "tables", repr([update.batch.table for update in updates])
     for update in updates:
@@ -72,6 +90,10 @@ def update_parts(updates: Sequence[TableUpdate]) -> Iterator[Part]:
             if gradient is None:
                 yield name, b""
             elif isinstance(gradient, np.ndarray):
-                yield name, gradient
+                yield name, gradient if content else _kind(gradient)
             else:
-                yield name, f"on devices: {gradient.dtype} {gradient.shape}"
+                yield name, f"on devices: {_kind(gradient)}"
+
+
+def _kind(array: Any) -> str:
+    return f"{array.dtype} {array.shape}"

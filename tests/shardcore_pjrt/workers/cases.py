@@ -96,12 +96,16 @@ def refuses(folder):
     found["initial values"] = told(lambda: engine({"initializer": values}))
 
     # Calls with other arguments.
-    e = engine(optimizer=sc.optimizers.SGD(lambda: rate))
+    unread = engine()
+    found["another size"] = told(lambda: unread({"a": [[1] * (2 - me), [3]]}))
+    check = {"check_agreement": True}
+    found["check"] = told(lambda: engine(backend_options=check if me else {}))
+    e = engine(optimizer=sc.optimizers.SGD(lambda: rate), backend_options=check)
     rate = 1.0
     found["ids"] = told(lambda: e({"a": [[1, 2 + me], [3]]}))
     found["number of bags"] = told(lambda: e({"a": [[1]] * (4 + me)}))
     found["weights"] = told(lambda: e({"a": [[1, 2]]}, {"a": np.array([1.0, 2.0 + me])}))
-    combined = engine({"combiner": "sqrtn" if me else "mean"})
+    combined = engine({"combiner": "sqrtn" if me else "mean"}, backend_options=check)
     found["divisors"] = told(lambda: combined({"a": [[1, 2]]}))
     e.enqueue({"a": [[1], [2]]})
     e.dequeue()
