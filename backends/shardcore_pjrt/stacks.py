@@ -17,10 +17,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
-from jax.sharding import Mesh
 from numpy.typing import NDArray
 
 from shardcore.backend import FeatureBags, TableSpec
@@ -32,6 +31,9 @@ from shardcore_pjrt.mesh.geometry import MAX_LOCAL_ROWS, MAX_ROWS, Geometry
 from shardcore_pjrt.routing.update_route import UpdateRoute
 
 __all__ = ["Member", "Stack", "initial_constants", "numbered", "stacked"]
+
+Where = TypeVar("Where", bound=Hashable)
+"""The devices that hold a table: a mesh, or, in a plan, a number."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,29 +86,30 @@ class Member:
         return [dataclasses.replace(bags, ids=self.rows(bags.ids)) for bags in features]
 
 
-class Stack(NamedTuple):
+class Stack(NamedTuple, Generic[Where]):
     """Tables that lie together, before there are arrays of them.
 
     Attributes
     ----------
-    mesh : Mesh
+    where : hashable
+        On which devices: what `stacked` was given.
     geometry : Geometry
     members : tuple of Member
         At least one.
     """
 
-    mesh: Mesh
+    where: Where
     geometry: Geometry
     members: tuple[Member, ...]
 
 
-def stacked(tables: Sequence[tuple[TableSpec, Geometry, Mesh]]) -> list[Stack]:
+def stacked(tables: Sequence[tuple[TableSpec, Geometry, Where]]) -> list[Stack[Where]]:
     """Return tables as stacks: those that are alike together, as far as int32 can number the rows.
 
     Parameters
     ----------
-    tables : sequence of (TableSpec, Geometry, Mesh)
-        Each as it would lie alone, and on which devices.
+    tables : sequence of (TableSpec, Geometry, hashable)
+        Each as it would lie alone, and on which devices: their mesh, or what stands for it.
 
     Returns
     -------
@@ -115,21 +118,21 @@ def stacked(tables: Sequence[tuple[TableSpec, Geometry, Mesh]]) -> list[Stack]:
     """
     open_stacks: dict[Hashable, list[tuple[TableSpec, Geometry]]] = {}
     room: dict[Hashable, NDArray[np.int64]] = {}
-    groups: list[tuple[Mesh, list[tuple[TableSpec, Geometry]]]] = []
-    for spec, geometry, mesh in tables:
-        kind = _kind(spec, geometry, mesh)
+    groups: list[tuple[Where, list[tuple[TableSpec, Geometry]]]] = []
+    for spec, geometry, where in tables:
+        kind = _kind(spec, geometry, where)
         sizes = geometry.layout.shard_sizes
         group = open_stacks.get(kind)
         if kind is None or group is None or not _fits(geometry, room[kind] + sizes):
             group = []
-            groups.append((mesh, group))
+            groups.append((where, group))
             room[kind], open_stacks[kind] = np.zeros_like(sizes), group
         group.append((spec, geometry))
         room[kind] = room[kind] + sizes
-    return [_stack(mesh, group) for mesh, group in groups]
+    return [_stack(where, group) for where, group in groups]
 
 
-def _kind(spec: TableSpec, geometry: Geometry, mesh: Mesh) -> Hashable:
+def _kind(spec: TableSpec, geometry: Geometry, where: Hashable) -> Hashable:
     """Return what tables of one stack have in common; None for one that stays alone."""
     optimizer = spec.optimizer
     if optimizer is not None and (
@@ -137,7 +140,7 @@ def _kind(spec: TableSpec, geometry: Geometry, mesh: Mesh) -> Hashable:
     ):
         return None
     return (
-        mesh,
+        where,
         (geometry.dim, geometry.devices, geometry.placement, geometry.lanes),
         (spec.dtype, optimizer, spec.exchange, spec.quantization, spec.max_norm),
         *(  # by their bits: 0.0 is equal to -0.0
@@ -153,12 +156,12 @@ def _fits(geometry: Geometry, sizes: NDArray[np.int64]) -> bool:
     return sizes.size * longest <= MAX_ROWS and lines * geometry.rows_per_line <= MAX_LOCAL_ROWS
 
 
-def _stack(mesh: Mesh, group: Sequence[tuple[TableSpec, Geometry]]) -> Stack:
+def _stack(where: Where, group: Sequence[tuple[TableSpec, Geometry]]) -> Stack[Where]:
     ((first, alone), *others) = group
     layouts = [geometry.layout for _, geometry in group]
     if not others:
         member = Member(first, layouts[0], np.zeros_like(layouts[0].shard_sizes), None)
-        return Stack(mesh, alone, (member,))
+        return Stack(where, alone, (member,))
     ends = np.cumsum([layout.shard_sizes for layout in layouts], axis=0)
     longest = int(ends[-1].max())
     shards = ends.shape[1]
@@ -167,7 +170,7 @@ def _stack(mesh: Mesh, group: Sequence[tuple[TableSpec, Geometry]]) -> Stack:
     for (spec, _), layout, end in zip(group, layouts, ends, strict=True):
         start = end - layout.shard_sizes
         members.append(Member(spec, layout, start, np.arange(shards) * longest + start))
-    return Stack(mesh, geometry, tuple(members))
+    return Stack(where, geometry, tuple(members))
 
 
 def initial_constants(spec: TableSpec) -> dict[str | None, float | None]:

@@ -5,6 +5,7 @@
     batch = 65536               # samples of a step, over all hosts or devices
     optimizer = "Adagrad"       # a name of shardcore.optimizers, or "" for lookups only
     ids = "zipf:1.05"           # or "uniform", "reuse:2021", "reuse:2022"
+    strategy = "sparsecore"     # of the backend, where it has several; else left out
 
     [[table]]
     name = "user"
@@ -46,7 +47,7 @@ from shardcore.validation.shapes import as_count
 
 __all__ = ["Model", "ModelTable", "example_model", "load_model"]
 
-_MODEL_KEYS: Final = ("batch", "optimizer", "ids", "table")
+_MODEL_KEYS: Final = ("batch", "optimizer", "ids", "strategy", "table")
 _TABLE_KEYS: Final = (
     "name", "rows", "dim", "hot", "dtype", "layout", "placement", "exchange", "optimizer",
 )  # fmt: skip
@@ -80,11 +81,14 @@ class Model:
         Samples of a step, over all hosts or devices.
     tables : tuple of ModelTable
     ids : IdDistribution
+    strategy : str or None
+        Of the backend: its own name for it.
     """
 
     batch: int
     tables: tuple[ModelTable, ...]
     ids: IdDistribution
+    strategy: str | None = None
 
 
 def example_model() -> Path:
@@ -141,6 +145,9 @@ def load_model(path: str | Path, overrides: Mapping[str, Any] | None = None) -> 
         optimizer = _made(described.get("optimizer", "Adagrad"))
         batch = as_count(described["batch"], "batch")
         ids = IdDistribution(described.get("ids", "zipf:1.05"))
+        strategy = described.get("strategy")
+        if strategy is not None and not isinstance(strategy, str):
+            raise ShardcoreTypeError(f"strategy must be a str, got {strategy!r}")
         read = []
         for at, table in enumerate(tables):
             try:
@@ -153,7 +160,7 @@ def load_model(path: str | Path, overrides: Mapping[str, Any] | None = None) -> 
                 raise ShardcoreValueError(f"two tables are named {name!r}")
     except ShardcoreError as error:
         raise type(error)(f"model {path}: {error}") from error
-    return Model(batch, tuple(read), ids)
+    return Model(batch, tuple(read), ids, strategy)
 
 
 def _check_keys(given: Any, known: tuple[str, ...], needed: tuple[str, ...]) -> None:

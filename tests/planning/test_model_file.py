@@ -40,7 +40,7 @@ TABLE = '[[table]]\nname = "a"\nrows = 5\ndim = 2\n'
         ("batch = 0\n" + TABLE, ShardcoreValueError, ": batch must be an integer >= 1, got 0"),
         ("batch = 2.0\n" + TABLE, ShardcoreTypeError, ": batch must be an integer >= 1, got 2.0"),
         ("batch = 2\nsize = 1\n" + TABLE, ShardcoreValueError,
-         ": unknown key 'size'; known are batch, optimizer, ids, table"),
+         ": unknown key 'size'; known are batch, optimizer, ids, strategy, table"),
         ('batch = 2\noptimizer = "Adagrat"\n' + TABLE, UnknownPluginError,
          ": unknown optimizer 'Adagrat'"),
         ('batch = 2\nids = "zip"\n' + TABLE, ShardcoreValueError,
@@ -51,6 +51,8 @@ TABLE = '[[table]]\nname = "a"\nrows = 5\ndim = 2\n'
          ": ids must be 'uniform', 'zipf:<exponent>', 'reuse:2021' or 'reuse:2022', got 'zipf:x'"),
         ('batch = 2\nids = "zipf:-1"\n' + TABLE, ShardcoreValueError,
          ": the exponent of zipf ids must be a finite number >= 0, got -1.0"),
+        ("batch = 2\nstrategy = 3\n" + TABLE, ShardcoreTypeError,
+         ": strategy must be a str, got 3"),
         ("batch = 2\n" + TABLE + "size = 2", ShardcoreValueError,
          ": table[0]: unknown key 'size'; known are name, rows, dim, hot, dtype, layout, "
          "placement, exchange, optimizer"),
@@ -105,3 +107,10 @@ def test_the_example():
     assert (len(model.tables), model.batch) == (26, 65536)
     assert sum(table.hot for table in model.tables) == 214
     assert sum(table.spec.num_rows * table.spec.dim for table in model.tables) == 26_135_627_264
+
+
+def test_a_model_names_the_strategy_of_its_backend(write):
+    assert load_model(write("batch = 2\n" + TABLE)).strategy is None
+    path = write('batch = 2\nstrategy = "s"\n' + TABLE)
+    assert load_model(path).strategy == "s"
+    assert load_model(path, {"strategy": "t"}).strategy == "t"

@@ -25,6 +25,7 @@ from shardcore_pjrt.platform.installation import require
 from shardcore_pjrt.routing.lookup_route import LookupShape, route_lookup
 from shardcore_pjrt.routing.strategy import Exchange, choose_exchange, update_exchange
 from shardcore_pjrt.routing.update_route import UpdateShape, route_update
+from shardcore_pjrt.stacks import Member, numbered
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -35,6 +36,7 @@ __all__ = [
     "broken_promises",
     "compile_lookup",
     "compile_update",
+    "compiled",
     "lookup_shape",
     "tpu_mesh",
     "update_shape",
@@ -182,7 +184,10 @@ def lookup_shape(geometry: Geometry, features: Sequence[FeatureBags]) -> LookupS
 
 
 def update_shape(
-    geometry: Geometry, features: Sequence[FeatureBags], optimizer: Optimizer
+    geometry: Geometry,
+    features: Sequence[FeatureBags],
+    optimizer: Optimizer,
+    members: Sequence[Member] = (),
 ) -> UpdateShape:
     """Return the shape of the update by a batch, as the backend would do it on a TPU.
 
@@ -192,10 +197,13 @@ def update_shape(
     features : sequence of FeatureBags
         Ids in range.
     optimizer : Optimizer
+    members : sequence of Member
+        The tables of a stack; none: a table alone.
     """
     accumulate = optimizer.accumulate
     exchange = update_exchange(_exchange(geometry), accumulate)
-    return route_update(geometry, features, exchange, accumulate, optimizer.lazy).shape
+    route = route_update(geometry, features, exchange, accumulate, optimizer.lazy)
+    return (numbered(members, route) if members else route).shape
 
 
 def _exchange(geometry: Geometry) -> Exchange:
@@ -224,7 +232,7 @@ def compile_lookup(
     """
     from shardcore_pjrt.programs.lookup_program import lookup_arguments, lookup_program
 
-    return _compiled(
+    return compiled(
         lambda: lookup_program(mesh, geometry, shape, quantization, dtype, max_norm),
         lookup_arguments(mesh, geometry, dtype, shape),
     )
@@ -250,13 +258,22 @@ def compile_update(
     """
     from shardcore_pjrt.programs.update_program import update_arguments, update_program
 
-    return _compiled(
+    return compiled(
         lambda: update_program(mesh, geometry, shape, optimizer, dtype),
         update_arguments(mesh, geometry, dtype, shape, optimizer),
     )
 
 
-def _compiled(make: Callable[[], Any], arguments: tuple[Any, ...]) -> Compiled | Refused:
+def compiled(make: Callable[[], Any], arguments: tuple[Any, ...]) -> Compiled | Refused:
+    """Compile a program.
+
+    Parameters
+    ----------
+    make : callable
+        Returns the jitted program.
+    arguments : tuple
+        Its arguments, as shapes.
+    """
     import jax
 
     begin = time.perf_counter()

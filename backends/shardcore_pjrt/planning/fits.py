@@ -5,7 +5,8 @@ gradients; while one batch is applied the next one is looked up already, so look
 program runs at a time, so that of their temporaries the largest counts.
 
 Tables, slots and the model's activations are known without a compiler. Where these alone are too
-much, nothing is compiled.
+much, nothing is compiled. Tables that the backend would lay together are planned together: a stack
+has one lookup and one update.
 
 Lists and buffers depend on which rows a batch names. So both are tried: the hot rows scattered over
 a table, and its rows numbered by rank, the hottest first; a model fits if it fits with both.
@@ -13,14 +14,14 @@ a table, and its rows numbered by rank, the hottest first; a model fits if it fi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from shardcore.backend import FeatureBags
+from shardcore.backend import FeatureBags, TableSpec
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
 from shardcore.optimizer import Optimizer
 from shardcore.planning import Model, ModelTable
@@ -35,10 +36,13 @@ from shardcore_pjrt.planning.ahead_of_time import (
     update_shape,
 )
 from shardcore_pjrt.planning.device_bytes import slot_bytes, table_bytes
+from shardcore_pjrt.planning.needs import TableNeeds, activation_bytes, with_programs
+from shardcore_pjrt.planning.sparsecore_needs import SparseCorePrograms, sparsecore_stacks
 from shardcore_pjrt.planning.topologies import Topology, generation_of
 from shardcore_pjrt.routing.lookup_route import LookupShape
 from shardcore_pjrt.routing.strategy import default_layout
 from shardcore_pjrt.routing.update_route import UpdateShape
+from shardcore_pjrt.stacks import Stack, stacked
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -50,60 +54,6 @@ _DTYPES: Final = ("float32", "float16", "bfloat16")
 
 
 @dataclass(frozen=True)
-class TableNeeds:
-    """The bytes that one table needs on each device that holds a part of it.
-
-    Attributes
-    ----------
-    name, placement : str
-    home : int or None
-        The one device that holds it; None: all do.
-    exchange : str
-        Of lookups; "" before they were compiled.
-    table, slots : int
-    batch : int
-        Lists, activations and gradients. Before compilation: activations and gradients.
-    elsewhere : int
-        Activations and gradients on devices other than `home`.
-    temporaries : int
-        Of the lookup or the update, whichever needs more; 0 before compilation.
-    code : int
-        Of both programs; 0 before compilation.
-    programs : int
-        Compiled.
-    seconds : float
-        That compiling took.
-    refused : str
-        The compiler's message if a program of this table alone was too large, else "".
-    """
-
-    name: str
-    placement: str
-    home: int | None
-    exchange: str
-    table: int
-    slots: int
-    batch: int
-    elsewhere: int
-    temporaries: int = 0
-    code: int = 0
-    programs: int = 0
-    seconds: float = 0.0
-    refused: str = ""
-
-    @property
-    def total(self) -> int:
-        """The sum of its needs."""
-        return self.table + self.slots + self.batch + self.temporaries + self.code
-
-    def held_on(self, device: int) -> int:
-        """Return what a device holds of it besides temporaries."""
-        if self.home in (None, device):
-            return self.total - self.temporaries
-        return self.elsewhere
-
-
-@dataclass(frozen=True)
 class Plan:
     """The needs of a model's tables on a topology.
 
@@ -111,6 +61,7 @@ class Plan:
     ----------
     topology : Topology
     tables : tuple of TableNeeds
+        Those that lie together are one.
     compiled : bool
         Whether temporaries and lists are known.
     reserve : int
@@ -141,6 +92,13 @@ class Plan:
         homes = {table.home for table in self.tables if table.home is not None}
         others = set(range(min(self.topology.devices, len(homes) + 1))) - homes
         return min(homes | others, key=lambda device: (-self.needed_on(device), device))
+
+    def described(self, tables: int) -> str:
+        """Return how many tables there are, and in how many stacks, if some lie together."""
+        if not any(one.others for one in self.tables):
+            return f"{tables} tables"
+        stacks = len(self.tables)
+        return f"{tables} tables in {stacks} stack{'s' if stacks > 1 else ''}"
 
     @property
     def needed(self) -> int:
@@ -181,7 +139,7 @@ def counted_plan(model: Model, topology: Topology, reserve: int = 0) -> Plan:
     ------
     ShardcoreTypeError, ShardcoreValueError
         If a table cannot be on a TPU at all: it is of float64, exchanges partial sums, or a device
-        would hold 2**31 rows or more.
+        would hold 2**31 rows or more; or not in SparseCores, where the strategy is that.
 
     Examples
     --------
@@ -191,29 +149,8 @@ def counted_plan(model: Model, topology: Topology, reserve: int = 0) -> Plan:
     >>> [counted_plan(model, topology(name)).possible for name in ("v5e:2x4", "v5e:4x4")]
     [False, True]
     """
-    loads = [0] * topology.devices
-    counted = []
-    for described in model.tables:
-        spec = described.spec
-        geometry = _geometry(described, topology.devices)
-        table = table_bytes(geometry, spec.dtype)
-        slots = slot_bytes(geometry, spec.dtype, spec.optimizer)
-        home = None
-        if geometry.devices < topology.devices:  # the emptiest device, as the backend does
-            home = loads.index(min(loads))
-            loads[home] += table + slots
-        else:
-            loads = [load + table + slots for load in loads]
-        copies = 2 if spec.optimizer is None else 3  # two batches' activations, gradients
-        own, spread = (
-            copies * -(-model.batch // devices) * spec.dim * 4
-            for devices in (geometry.devices, topology.devices)
-        )
-        elsewhere = 0 if home is None else spread
-        counted.append(
-            TableNeeds(spec.name, spec.placement, home, "", table, slots, own, elsewhere)
-        )
-    return Plan(topology, tuple(counted), False, reserve)
+    needs = tuple(one.needs for one in _planned(model, topology))
+    return Plan(topology, needs, False, reserve)
 
 
 def compiled_plan(
@@ -248,25 +185,24 @@ def compiled_plan(
     ShardcoreTypeError, ShardcoreValueError
         As `counted_plan`.
     """
-    counted = counted_plan(model, topology, reserve)
+    planned = _planned(model, topology)
+    counted = Plan(topology, tuple(one.needs for one in planned), False, reserve)
     if not counted.possible:
         return counted
     meshes = {
         devices: tpu_mesh(topology, devices)
         for devices in {1 if one.home is not None else topology.devices for one in counted.tables}
     }
-    tell(f"compiling the programs of {len(model.tables)} tables for {topology.name}")
+    tell(f"compiling the programs of {counted.described(len(model.tables))} for {topology.name}")
 
     orders = (False, True) if model.ids.ranked else (False,)
     found: dict[bool, list[TableNeeds]] = {by_rank: [] for by_rank in orders}
     # One after the other: libtpu has been seen to crash when two threads compile at a time.
-    for number, (described, needs) in enumerate(zip(model.tables, counted.tables, strict=True)):
-        mesh = meshes[1 if needs.home is not None else topology.devices]
-        programs = _Programs(described, mesh)
+    for needs, numbers, programs_on in planned:
+        programs = programs_on(meshes[1 if needs.home is not None else topology.devices])
         for by_rank in orders:
-            rng = np.random.default_rng((seed, number))
-            ids = model.ids.draw(rng, model.batch * described.hot, described.spec.num_rows, by_rank)
-            found[by_rank].append(programs.needs_with(ids, needs))
+            bags = [_bags(model, number, seed, by_rank) for number in numbers]
+            found[by_rank].append(programs.needs_with(bags, needs))
     plans = [
         Plan(topology, tuple(tables), True, reserve, by_rank) for by_rank, tables in found.items()
     ]
@@ -334,18 +270,110 @@ def _geometry(described: ModelTable, devices: int) -> Geometry:
         raise ShardcoreValueError(f"table {spec.name!r}: {error}") from error
 
 
-class _Programs:
-    """The lookups and updates of one table, each shape of them compiled once."""
+class _Planned(NamedTuple):
+    """A table, or a stack of them, before anything is compiled.
 
-    def __init__(self, described: ModelTable, mesh: Mesh) -> None:
-        self._spec, self._hot, self._mesh = described.spec, described.hot, mesh
-        self._geometry = _geometry(described, mesh.size)
+    Attributes
+    ----------
+    needs : TableNeeds
+        As far as they are known.
+    numbers : sequence of int
+        Of its tables, in the model.
+    programs_on : callable
+        Given a mesh, returns what compiles for a batch of these tables.
+    """
+
+    needs: TableNeeds
+    numbers: Sequence[int]
+    programs_on: Callable[[Mesh], _Programs | SparseCorePrograms]
+
+
+def _planned(model: Model, topology: Topology) -> list[_Planned]:
+    """Return a model's tables as the backend would lay them."""
+    numbers = {described.spec.name: number for number, described in enumerate(model.tables)}
+    if model.strategy is None:
+        planned = []
+        for stack, needs in _stacks(model, topology):
+            own = [numbers[member.spec.name] for member in stack.members]
+            planned.append(_Planned(needs, own, partial(_Programs, stack)))
+        return planned
+    if model.strategy != "sparsecore":
+        raise ShardcoreValueError(f"strategy must be None or 'sparsecore', got {model.strategy!r}")
+    return [
+        _Planned(
+            needs,
+            [numbers[spec.name] for spec in tables.specs],
+            partial(SparseCorePrograms, tables),
+        )
+        for tables, needs in sparsecore_stacks(model, topology)
+    ]
+
+
+def _stacks(model: Model, topology: Topology) -> list[tuple[Stack[int | None], TableNeeds]]:
+    """Return a model's tables in stacks, and what is known of their needs."""
+    loads = [0] * topology.devices
+    tables: list[tuple[TableSpec, Geometry, int | None]] = []
+    for described in model.tables:
+        spec = described.spec
+        geometry = _geometry(described, topology.devices)
+        nbytes = table_bytes(geometry, spec.dtype)
+        nbytes += slot_bytes(geometry, spec.dtype, spec.optimizer)
+        home = None
+        if geometry.devices < topology.devices:  # the emptiest device, as the backend does
+            home = loads.index(min(loads))
+            loads[home] += nbytes
+        else:
+            loads = [load + nbytes for load in loads]
+        tables.append((spec, geometry, home))
+    return [(stack, _counted(stack, model.batch, topology.devices)) for stack in stacked(tables)]
+
+
+def _counted(stack: Stack[int | None], batch: int, devices: int) -> TableNeeds:
+    home, geometry, members = stack
+    spec = members[0].spec
+    dims = [member.spec.dim for member in members]
+    own, spread = (
+        activation_bytes(batch, over, dims, spec.optimizer is not None)
+        for over in (geometry.devices, devices)
+    )
+    return TableNeeds(
+        spec.name,
+        spec.placement,
+        home,
+        "",
+        table_bytes(geometry, spec.dtype),
+        slot_bytes(geometry, spec.dtype, spec.optimizer),
+        own,
+        0 if home is None else spread,
+        members=tuple(member.spec.name for member in members) if len(members) > 1 else (),
+    )
+
+
+def _bags(model: Model, number: int, seed: int, by_rank: bool) -> FeatureBags:
+    """Return a batch's bags of a table."""
+    described = model.tables[number]
+    rng = np.random.default_rng((seed, number))
+    count = model.batch * described.hot
+    ids = model.ids.draw(rng, count, described.spec.num_rows, by_rank)
+    return FeatureBags(ids, np.arange(0, ids.size + 1, described.hot))
+
+
+class _Programs:
+    """The lookups and updates of a stack, each shape of them compiled once."""
+
+    def __init__(self, stack: Stack[int | None], mesh: Mesh) -> None:
+        self._members, self._mesh = stack.members, mesh
+        self._spec, self._geometry = stack.members[0].spec, stack.geometry
         self._found: dict[LookupShape | UpdateShape, Compiled | Refused] = {}
 
-    def needs_with(self, ids: NDArray[np.int64], needs: TableNeeds) -> TableNeeds:
-        """Return the needs of the table, with those of its programs for a batch of these ids."""
+    def needs_with(self, features: Sequence[FeatureBags], needs: TableNeeds) -> TableNeeds:
+        """Return the needs of the tables, with those of their programs for a batch."""
         optimizer = self._spec.optimizer
-        bags = [FeatureBags(ids, np.arange(0, ids.size + 1, self._hot))]
+        bags = [
+            one
+            for member, own in zip(self._members, features, strict=True)
+            for one in member.bags([own])
+        ]
         of_lookup = lookup_shape(self._geometry, bags)
         lookup = self._lookup(of_lookup)
         found = [lookup]
@@ -353,21 +381,12 @@ class _Programs:
         if isinstance(lookup, Compiled):
             batch = 2 * (lookup.arguments - needs.table + lookup.outputs)
         if optimizer is not None:
-            update = self._update(update_shape(self._geometry, bags, optimizer), optimizer)
+            shape = update_shape(self._geometry, bags, optimizer, self._members)
+            update = self._update(shape, optimizer)
             found.append(update)
             if isinstance(update, Compiled):
                 batch += update.arguments - needs.table - needs.slots
-        programs = [one for one in found if isinstance(one, Compiled)]
-        return replace(
-            needs,
-            exchange=of_lookup.exchange,
-            batch=max(batch, needs.batch),
-            temporaries=max((one.temporaries for one in programs), default=0),
-            code=sum(one.code for one in programs),
-            programs=len(programs),
-            seconds=sum(one.seconds for one in found),
-            refused=next((one.message for one in found if isinstance(one, Refused)), ""),
-        )
+        return with_programs(needs, of_lookup.exchange, batch, found)
 
     def _lookup(self, shape: LookupShape) -> Compiled | Refused:
         spec = self._spec

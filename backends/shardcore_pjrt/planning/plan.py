@@ -24,7 +24,9 @@ from shardcore.errors import (
 from shardcore.extras import pip_install
 from shardcore.planning import Model, example_model, load_model
 from shardcore.validation import as_count
-from shardcore_pjrt.planning.fits import Plan, TableNeeds, compiled_plan, smallest_plan
+from shardcore_pjrt.planning.fits import Plan, compiled_plan, smallest_plan
+from shardcore_pjrt.planning.needs import TableNeeds
+from shardcore_pjrt.planning.sparsecore_needs import EXCHANGE
 from shardcore_pjrt.planning.topologies import topology
 
 __all__ = ["add_arguments", "as_json", "as_text", "main", "run"]
@@ -32,7 +34,7 @@ __all__ = ["add_arguments", "as_json", "as_text", "main", "run"]
 _FITS, _FITS_NOT, _FAILED = 0, 1, 2
 
 _COLUMNS: Final[tuple[tuple[str, Callable[[TableNeeds], str]], ...]] = (
-    ("table", lambda one: one.name),
+    ("table", lambda one: _named(one)),
     ("placement", lambda one: one.placement),
     ("device", lambda one: "all" if one.home is None else f"{one.home}"),
     ("exchange", lambda one: one.exchange or "-"),
@@ -57,6 +59,10 @@ _QUIET: Final = {
 
 def _mib(nbytes: int) -> str:
     return f"{nbytes / 2**20:.1f}"
+
+
+def _named(one: TableNeeds) -> str:
+    return f"{one.name} and {one.others} more" if one.others else one.name
 
 
 def _size(nbytes: int) -> str:
@@ -84,7 +90,8 @@ def _needs(model: Model, plan: Plan) -> str:
     lines = [
         f"{where.name}: {where.chips} chips{per_chip}, {_size(where.hbm)} for programs on each "
         "device",
-        f"{len(model.tables)} tables, {sum(one.spec.num_rows for one in model.tables)} rows, "
+        f"{plan.described(len(model.tables))}, "
+        f"{sum(one.spec.num_rows for one in model.tables)} rows, "
         f"batch {model.batch}, ids {model.ids.text}",
     ]
     tried = [plan] if plan.other is None else sorted((plan, plan.other), key=lambda p: p.by_rank)
@@ -162,16 +169,22 @@ def _verdict(plan: Plan) -> str:
     if not plan.compiled:
         return f"does not fit: at least {_room(plan)}, so nothing was compiled"
     only = f" with {_ids(plan)}" if plan.other is not None and plan.other.fits else ""
-    if plan.largest.refused:
+    largest = plan.largest
+    if largest.refused and largest.exchange == EXCHANGE and not largest.seconds:
+        return f"does not fit{only}: SparseCores cannot take a batch"
+    if largest.refused:
         return f"does not fit{only}: the compiler refused a program"
     return f"does not fit{only}: {_room(plan)}"
 
 
 def _blame(plan: Plan) -> str:
     one = plan.largest
-    blame = f"most is taken by table {one.name!r}: {_size(one.total)}, {_size(one.table)} of rows"
+    which = f"table {one.name!r}"
+    if one.others:
+        which += f" and {one.others} more that lie with it"
+    blame = f"most is taken by {which}: {_size(one.total)}, {_size(one.table)} of rows"
     if one.refused:
-        blame = f"to blame is table {one.name!r}: {one.refused.removesuffix('.')}"
+        blame = f"to blame is {which}: {one.refused.removesuffix('.')}"
     if one.placement in ("table", "replicated") and not plan.fits:
         blame += f"; it is placed {one.placement!r}, placement 'row' would cut it"
     return blame
@@ -192,6 +205,7 @@ def as_json(model: Model, plan: Plan, smallest: Plan | None, unknown: str = "") 
         "topology": asdict(plan.topology),
         "devices": plan.topology.devices,
         "batch": model.batch,
+        "strategy": model.strategy,
         "fits": plan.fits,
         "compiled": plan.compiled,
         "needed": plan.needed,
@@ -239,6 +253,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ):
         parser.add_argument(f"--{name}", choices=values, help=f"{name} of all tables")
     parser.add_argument(
+        "--strategy",
+        choices=("sparsecore",),
+        help="of the backend: tables in the SparseCores of v5p, v6e or tpu7x",
+    )
+    parser.add_argument(
         "--reserve",
         default="0",
         metavar="SIZE",
@@ -260,7 +279,7 @@ def run(arguments: argparse.Namespace) -> int:
     asked = topology(arguments.topology)
     overrides: dict[str, Any] = {
         key: getattr(arguments, key)
-        for key in ("batch", "ids", "optimizer", "placement", "layout")
+        for key in ("batch", "ids", "optimizer", "placement", "layout", "strategy")
         if getattr(arguments, key) is not None
     }
     seed = as_count(arguments.seed, "seed", 0)

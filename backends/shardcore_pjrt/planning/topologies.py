@@ -69,6 +69,11 @@ class Topology:
         """How many devices JAX sees."""
         return self.chips * self.devices_per_chip
 
+    @property
+    def sparsecores(self) -> int:
+        """How many SparseCores each device has that a table can lie in."""
+        return _SPARSECORES.get(self.generation, 0)
+
 
 _FLAT: Final = "2x2 2x4 4x4 4x8 8x8 8x16 16x16"
 _CUBES: Final = "2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8 8x8x16"
@@ -81,6 +86,8 @@ _GENERATIONS: Final[Mapping[str, tuple[int, float, str]]] = {
     "v6e": (1, 31.25, _FLAT),
     "tpu7x": (2, 94.75, _CUBES),
 }
+
+_SPARSECORES: Final[Mapping[str, int]] = {"v5p": 4, "v6e": 2, "tpu7x": 2}
 
 
 def _listed() -> Mapping[str, Topology]:
