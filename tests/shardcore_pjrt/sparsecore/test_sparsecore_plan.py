@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from shardcore_pjrt.planning import fits, plan, sparsecore_needs
@@ -14,7 +17,7 @@ from shardcore_pjrt.planning.topologies import LISTED, topology
 from shardcore_pjrt.sparsecore.primitives import CORES
 
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
-from shardcore.planning import load_model
+from shardcore.planning import example_model, load_model
 
 MODEL = """
 batch = 64
@@ -69,8 +72,6 @@ def no_compiler(monkeypatch):
 
 
 def test_stacks_of_cores_are_those_of_the_backend(write, emulated):
-    from dataclasses import replace
-
     from shardcore_pjrt.sparsecore.backend import SparseCoreBackend
 
     model = load_model(write(MODEL))
@@ -183,6 +184,29 @@ def test_tables_that_cannot_be_in_cores(write, change, where, error, message):
     model = load_model(write(MODEL.replace("hot = 4", f"hot = 4\n{change}")))
     with pytest.raises(error, match=f"^{re.escape(message)}"):
         counted_plan(model, topology(where))
+
+
+PAGE = Path(__file__).parents[3] / "docs" / "devices.md"
+
+
+@pytest.mark.skipif(not PAGE.is_file(), reason="the documents are not beside these tests")
+def test_the_page_shows_a_plan_as_it_is_told():
+    """What is counted is compared; of what only the compiler knows, the shape of the line."""
+    command = "    $ shardcore plan --topology v6e:2x4 --strategy sparsecore\n"
+    shown = PAGE.read_text(encoding="utf-8").split(command)[1].split("    …")[0]
+    model = load_model(example_model(), {"strategy": "sparsecore"})
+    counted = counted_plan(model, topology("v6e:2x4"))
+    tables = tuple(replace(one, exchange="cores") for one in counted.tables)
+    one = replace(counted, tables=tables, compiled=True)
+    found = replace(one, other=replace(one, by_rank=True))
+    told = plan.as_text(model, found, found).splitlines()
+    lines = [line.rstrip() for line in textwrap.dedent(shown).splitlines()]
+    assert lines[:4] == told[:4]
+    assert lines[4].split() == told[4].split()
+    (row,) = (line.split("  ") for line in lines if line.startswith("cat_0"))
+    (own,) = (line.split("  ") for line in told if line.startswith("cat_0"))
+    row, own = ([cell.strip() for cell in one if cell] for one in (row, own))
+    assert row[:6] == own[:6]  # as far as it is known without a compiler
 
 
 @pytest.mark.libtpu
