@@ -1,5 +1,7 @@
 """What the host does per batch for a mesh: a DLRM-DCNv2 batch on 16 devices, by "all_to_all".
 
+And for SparseCores: the same batch on 16 devices with 4 cores each, of one stack.
+
 The 26 tables of MLPerf's DLRM-DCNv2, 214 ids a sample; an eighth of its batch of 65,536 unless
 SHARDCORE_BENCH_SAMPLES says another number. Lookup and update routes together, as in training;
 nanoseconds per id and the bytes that go to the devices, in int32 ids, are printed.
@@ -16,6 +18,8 @@ import pytest
 from shardcore_pjrt.mesh.geometry import Geometry
 from shardcore_pjrt.routing.lookup_route import LookupRoute, route_lookup
 from shardcore_pjrt.routing.update_route import UpdateRoute, route_update
+from shardcore_pjrt.sparsecore.buffers import Buffers, make_buffers
+from shardcore_pjrt.sparsecore.stack_geometry import StackGeometry
 
 from shardcore.backend import FeatureBags
 
@@ -27,6 +31,7 @@ ROWS: Final = (
 POOLING: Final = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
 DIM: Final = 128
 DEVICES: Final = 16
+CORES: Final = 4
 SAMPLES: Final = {False: 64, True: 8192}
 """In a test run, and in a measurement."""
 
@@ -100,4 +105,38 @@ def test_routes(
             print(
                 f"\n{distribution}, {threads} threads, {ids:,} ids: {nanoseconds:.1f} ns per id, "
                 f"{words:.2f} words sent per id"
+            )
+
+
+@pytest.mark.benchmark(group="routing to SparseCores")
+@pytest.mark.parametrize("distribution", ["uniform", "skewed"])
+def test_buffers(
+    benchmark: Any,
+    pytestconfig: pytest.Config,
+    capsys: pytest.CaptureFixture[str],
+    threads: int,
+    distribution: str,
+) -> None:
+    option: Callable[[str], Any] = pytestconfig.getoption
+    measured = not option("benchmark_disable") or option("benchmark_enable")
+    samples = int(os.environ.get("SHARDCORE_BENCH_SAMPLES", SAMPLES[measured]))
+    batch = batch_of(samples, distribution)
+    ids = samples * sum(POOLING)
+    stack = StackGeometry(tuple(geometry.layout for geometry, _ in batch), CORES, DIM)
+    features = [(table, bags) for table, (_, bags) in enumerate(batch)]
+
+    def run() -> Buffers:
+        return make_buffers(stack, features)
+
+    made = benchmark(run)
+    assert made.unique_rows == sum(np.unique(bags.ids).size for _, bags in batch)
+    # Padding aside, all gains are there: one for each id.
+    assert np.nansum(made.gains, dtype=np.float64) == ids
+    if measured:
+        nanoseconds = 1e9 * benchmark.stats.stats.min / ids
+        benchmark.extra_info |= {"ns per id": nanoseconds}
+        with capsys.disabled():
+            print(
+                f"\n{distribution}, {threads} threads, {ids:,} ids: {nanoseconds:.1f} ns per id, "
+                f"{made.num_minibatches} minibatches"
             )
