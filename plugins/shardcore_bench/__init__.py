@@ -11,7 +11,7 @@
     goals       the ratios that are aimed at
     timing      blocks that take turns
     measure     the process that measures a group
-    report      what is printed of it; picture: what is drawn
+    report      what is printed of it; curves, picture: what is drawn
 
 Every result is compared before it is timed; nothing passes or fails on a time. Peers take part
 where they are installed. The suites in ``bench/`` measure the same workloads.

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from shardcore_bench.cases import GROUPS, Case
+from shardcore_bench.cases import GROUPS, Case, Point
 from shardcore_bench.contender import UnableError, check_equal
 from shardcore_bench.goals import Goal
 from shardcore_bench.peers import PEERS
@@ -58,6 +58,7 @@ class Result:
     peer: str
     times: Times
     goal: Goal | None
+    point: Point | None = None
 
     @property
     def reached(self) -> bool | None:
@@ -90,7 +91,8 @@ def measured(case: Case, plan: Plan) -> Iterator[Result | LeftOut]:
         ours = case.ours()
         check_equal(ours, theirs, case.name, case.tolerance)
         times = take_turns(ours.run, theirs.run, plan.rounds)
-        yield Result(case.name, ours.what, f"{name}: {theirs.what}", times, goal)
+        what = f"{name}: {theirs.what}"
+        yield Result(case.name, ours.what, what, times, goal, case.point)
         del ours, theirs
         gc.collect()
 
@@ -122,6 +124,7 @@ def from_line(line: str) -> Result | LeftOut | None:
         return LeftOut(**told)
     told["times"] = Times(**told["times"])
     told["goal"] = None if told["goal"] is None else Goal(**told["goal"])
+    told["point"] = None if told["point"] is None else Point(**told["point"])
     return Result(**told)
 
 

@@ -48,6 +48,9 @@ class Sizes:
         Of the 26 tables: rows of each at most, and samples in a batch.
     many_tables, many_rows, many_bags : int
         Of the many small tables: how many, rows of each, and samples in a batch.
+    growth_rows, growth_ids : int
+        Where cost is seen to grow: rows of the table whose ids are more and more, up to `most_ids`,
+        and ids of a batch whose table has more and more rows, up to `most_rows`.
     """
 
     rows: int
@@ -62,11 +65,23 @@ class Sizes:
     many_tables: int
     many_rows: int
     many_bags: int
+    growth_rows: int
+    growth_ids: int
+    most_rows: int
+    most_ids: int
 
 
-FULL: Final = Sizes(1 << 22, 64, 16_384, 32, 1_000_000, 64, 65_536, 400_000, 2_048, 856, 5_000, 256)
-QUICK: Final = Sizes(1 << 16, 64, 512, 32, 100_000, 64, 8_192, 2_000, 64, 40, 500, 32)
-SMALL: Final = Sizes(1_000, 8, 24, 5, 600, 7, 100, 50, 6, 5, 40, 6)
+_MILLION: Final = 1_000_000
+
+FULL: Final = Sizes(
+    *(1 << 22, 64, 16_384, 32, _MILLION, 64, 65_536, 400_000, 2_048, 856, 5_000, 256),
+    *(_MILLION, 100_000, 100 * _MILLION, 10 * _MILLION),
+)
+QUICK: Final = Sizes(
+    *(1 << 16, 64, 512, 32, 100_000, 64, 8_192, 2_000, 64, 40, 500, 32),
+    *(10_000, 1_000, 100_000, 10_000),
+)
+SMALL: Final = Sizes(*(1_000, 8, 24, 5, 600, 7, 100, 50, 6, 5, 40, 6), *(1_000, 100, 1_000, 1_000))
 
 
 def table_rows(sizes: Sizes, dim: int | None = None, dtype: Any = np.float32) -> NDArray[Any]:

@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from shardcore_bench import command, measure, peers, text_ids, timing
-from shardcore_bench.cases import GROUPS
+from shardcore_bench.cases import GROUPS, Point
 from shardcore_bench.compare import ROOTS, environment
 from shardcore_bench.contender import Contender, Tolerance, UnableError, check_equal
+from shardcore_bench.curves import OURS, curves_of
 from shardcore_bench.goals import at_least, at_most, no_slower_than, of_the_table
 from shardcore_bench.measure import LeftOut, Plan, Result, as_line, from_line, measured
 from shardcore_bench.ours import optimizer_of
@@ -27,7 +28,7 @@ from shardcore_bench.peers.machine import Machine
 from shardcore_bench.report import HEADER, NOT_HERE, Report
 from shardcore_bench.tasks import Bags, LookupTask, StepTask, Update
 from shardcore_bench.timing import Times, take_turns
-from shardcore_bench.workload import SMALL, bags_combined, bags_of_ids, draw_ids
+from shardcore_bench.workload import FULL, SMALL, bags_combined, bags_of_ids, draw_ids
 
 import shardcore as sc
 from shardcore.cli import main
@@ -39,8 +40,11 @@ EVEN: Final = replace(SMALL, rows=143 * SMALL.shards)
 ASKED_OF: Final = {
     "shardcore": ("combiner", "short", "shards"),
     "NumPy": ("partition", "variable"),
-    "torch": ("lookup", "combiner", "short", "optimizer", "serving"),
-    "FBGEMM": ("lookup", "combiner", "short", "step", "form", "criteo", "many", "partition"),
+    "torch": ("lookup", "combiner", "short", "optimizer", "serving", "sizes"),
+    "FBGEMM": (
+        *("lookup", "combiner", "short", "step", "form", "criteo", "many", "partition"),
+        "sizes",
+    ),
     "TensorFlow": ("combiner", "optimizer", "partition", "slices", "variable"),
     "memory": ("lookup", "short", "step", "optimizer"),
 }
@@ -330,10 +334,67 @@ RESULT: Final = Result("a case", "f", "torch: g", Times([1e-3, 1e-3], [2e-3, 3e-
 
 
 def test_a_line_of_a_process_is_read_back() -> None:
-    for found in (RESULT, replace(RESULT, goal=None), LeftOut("a case", "torch: too hard")):
+    point = replace(RESULT, point=Point("lookup by ids", 100))
+    for found in (RESULT, replace(RESULT, goal=None), point, LeftOut("a case", "torch: too hard")):
         assert from_line(as_line(found)) == found
     for line in ("", "a warning", "{}", "[1]", "3", "null", '{"kind": '):
         assert from_line(line) is None
+
+
+def points(curve: str, peer: str, *times: tuple[int, float, float]) -> list[Result]:
+    """Return the results of a curve: sizes, and seconds of ours and of the peer."""
+    return [
+        Result("a case", "f", f"{peer}: g", Times([ours] * 3, [theirs] * 3), None, Point(curve, at))
+        for at, ours, theirs in times
+    ]
+
+
+def test_curves_are_of_those_who_took_part_by_ascending_size() -> None:
+    results = [
+        *points("lookup by ids", "torch", (1_000, 2.0, 9.0), (100, 1.0, 8.0)),
+        RESULT,
+        *points("lookup by rows", "FBGEMM", (10, 0.5, 3.0)),
+        *points("lookup by ids", "FBGEMM", (100, 3.0, 5.0)),
+    ]
+    assert curves_of(results) == {
+        "lookup by ids": {
+            OURS: [(100, 2.0), (1_000, 2.0)],  # the first is the median of both
+            "torch": [(100, 8.0), (1_000, 9.0)],
+            "FBGEMM": [(100, 5.0)],
+        },
+        "lookup by rows": {OURS: [(10, 0.5)], "FBGEMM": [(10, 3.0)]},
+    }
+    assert curves_of([RESULT]) == {}
+
+
+def test_cost_is_seen_to_grow_over_every_power_of_ten() -> None:
+    cases = list(GROUPS["sizes"](SMALL, 1))
+    found = [(case.point.curve, case.point.size) for case in cases if case.point is not None]
+    assert found == [
+        *(("lookup by ids", 100), ("step by ids", 100)),
+        *(("lookup by ids", 1_000), ("step by ids", 1_000)),
+        *(("lookup by rows", 1_000), ("step by rows", 1_000)),
+    ]
+    assert len(found) == len(cases)
+    assert (FULL.most_rows, FULL.most_ids) == (10**8, 10**7)
+
+
+def test_curves_are_drawn_beside_ratios_and_without_them(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    from shardcore_bench.picture import draw
+
+    curve = points("lookup by ids", "FBGEMM", (1_000, 2.0, 9.0), (100, 1.0, 8.0))
+    for results, shown in (
+        ({"1 thread": [RESULT, *curve]}, ("a case", "lookup by ids, 1 thread", OURS, "FBGEMM")),
+        ({"1 thread": curve}, ("lookup by ids, 1 thread", OURS, "FBGEMM")),
+        ({"1 thread": [RESULT]}, ("a case", "1 thread", "torch")),
+    ):
+        draw(results, tmp_path / "drawn.svg")
+        drawn = (tmp_path / "drawn.svg").read_text(encoding="utf-8")
+        for text in shown:
+            assert f"<!-- {text} -->" in drawn
+        assert ("<!-- seconds of a call -->" in drawn) is ("lookup by ids, 1 thread" in shown)
+        assert (f"<!-- {OURS} -->" in drawn) is (OURS in shown)
 
 
 def test_the_report_says_what_was_reached_missed_and_left_out(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from shardcore_bench.cases.case import Case
+from shardcore_bench.cases.case import Case, Point
+from shardcore_bench.cases.growth import growth
 from shardcore_bench.cases.lookup import combiners, lookups, short_rows
 from shardcore_bench.cases.many_tables import criteo, many_small
 from shardcore_bench.cases.serving import serving
@@ -13,7 +14,7 @@ from shardcore_bench.cases.shards import lookups_in_shards, partitions, slices, 
 from shardcore_bench.cases.step import other_forms, other_optimizers, steps
 from shardcore_bench.workload import Sizes
 
-__all__ = ["GROUPS", "Case"]
+__all__ = ["GROUPS", "Case", "Point"]
 
 GROUPS: Final[dict[str, Callable[[Sizes, int], Iterator[Case]]]] = {
     "lookup": lookups,
@@ -29,5 +30,6 @@ GROUPS: Final[dict[str, Callable[[Sizes, int], Iterator[Case]]]] = {
     "slices": slices,
     "variable": variables,
     "shards": lookups_in_shards,
+    "sizes": growth,
 }
 """Each takes the sizes and the number of threads, on which some goals depend."""

@@ -9,7 +9,22 @@ from shardcore_bench.contender import EXACT, Contender, Tolerance
 from shardcore_bench.goals import Goal
 from shardcore_bench.peers import Peer
 
-__all__ = ["Case"]
+__all__ = ["Case", "Point"]
+
+
+@dataclass(frozen=True)
+class Point:
+    """Where a case lies on a curve of times.
+
+    Attributes
+    ----------
+    curve : str
+    size : int
+        What the times are drawn over.
+    """
+
+    curve: str
+    size: int
 
 
 @dataclass(frozen=True)
@@ -27,6 +42,8 @@ class Case:
         By the name of each peer that is asked; None where nothing is aimed at.
     repeatable : bool
         Whether both still agree to the tolerance after a second call.
+    point : Point, optional
+        Of the curve on which its times are drawn; None: its ratio is.
     """
 
     name: str
@@ -35,3 +52,4 @@ class Case:
     goals: Mapping[str, Goal | None]
     tolerance: Tolerance = EXACT
     repeatable: bool = True
+    point: Point | None = None

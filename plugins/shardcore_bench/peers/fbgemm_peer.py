@@ -111,6 +111,7 @@ class Fbgemm(Peer):
         return Contender("block_bucketize_sparse_features", run, arrays)
 
     def _module(self, tables: Sequence[NDArray[Any]], pooling: str, **options: Any) -> Any:
+        torch = importlib.import_module("torch")
         training = importlib.import_module("fbgemm_gpu.split_table_batched_embeddings_ops_training")
         common = importlib.import_module("fbgemm_gpu.split_table_batched_embeddings_ops_common")
         configs = importlib.import_module("fbgemm_gpu.split_embedding_configs")
@@ -125,7 +126,7 @@ class Fbgemm(Peer):
             **options,
         )
         for table, rows in zip(module.split_embedding_weights(), tables, strict=True):
-            table.copy_(as_tensor(rows))
+            table.copy_(torch.from_numpy(rows))  # without a second copy of a large table
         return module
 
 
