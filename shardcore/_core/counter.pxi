@@ -4,10 +4,8 @@
 cdef uint64_t INCREMENT = 0x9E3779B97F4A7C15ULL
 
 
-cdef inline uint64_t mix(uint64_t z) noexcept nogil:
-    z = (z ^ (z >> 30)) * <uint64_t>0xBF58476D1CE4E5B9ULL
-    z = (z ^ (z >> 27)) * <uint64_t>0x94D049BB133111EBULL
-    return z ^ (z >> 31)
+cdef extern from "scalars.h" nogil:
+    uint64_t mix "sc_mix"(uint64_t z)
 
 
 cdef inline uint64_t row_start(uint64_t key, int64_t row) noexcept nogil:

@@ -17,7 +17,7 @@ cdef enum:
     DIGIT_BITS = 8
     MOST_DIGITS = 8     # 8 * 8 >= 63
     DIRECT_BITS = 15    # of rows that are counted each by itself, where a bucket has enough pairs
-    ROWS_PER_PAIR = 8   # at most, for that
+    ROWS_PER_PAIR = 16  # at most, for that
     DIGIT_COUNTERS = MOST_DIGITS * (1 << DIGIT_BITS)
     COUNTERS_IN_C = DIGIT_COUNTERS + (1 << DIRECT_BITS) + (1 << DIRECT_BITS) // 32
     WORD_BITS = 64
@@ -39,6 +39,64 @@ def bags_of_ids(const int64_t[::1] row_splits, int32_t first, int32_t[::1] sourc
         for b in range(row_splits.shape[0] - 1):
             for i in range(row_splits[b], row_splits[b + 1]):
                 sources__n[i] = first + <int32_t>b
+
+
+def sort_few_rows(const index_t[::1] ids__n, const int64_t[::1] row_splits, int shift,
+                  uint32_t[::1] counters, int64_t[::1] unique__n, int64_t[::1] run_splits,
+                  int32_t[::1] sources__n):
+    """Sort the ids of a few thousand rows by row, each with its bag; return how many rows there are.
+
+    Ids, below 2**shift, are counted where they lie and never made pairs. `row_splits` (b + 1,) ends
+    at n; `counters` are scratch, of a number and a bit for each of 2**shift rows. Their distinct
+    rows go to `unique__n`, where each one's run starts to `run_splits`, and the bags to
+    `sources__n`. O(n + 2**shift / 64).
+    """
+    cdef Py_ssize_t n = ids__n.shape[0], bags = row_splits.shape[0] - 1, i, b, found = 0
+    cdef Py_ssize_t rows = <Py_ssize_t>1 << shift
+    cdef const index_t* ids = &ids__n[0] if n else NULL
+    cdef uint32_t* counts = &counters[0]
+    cdef uint64_t* words = <uint64_t*>(counts + (rows if rows > WORD_BITS else WORD_BITS))
+    cdef uint32_t place
+    if n == 0:
+        return 0
+    with nogil:
+        memset(counts, 0, counters.shape[0] * sizeof(uint32_t))
+        for i in range(n):
+            words[<uint64_t>ids[i] >> 6] |= <uint64_t>1 << (<uint64_t>ids[i] & 63)
+            counts[ids[i]] += 1
+        found = starts_of_rows(words, (rows + WORD_BITS - 1) // WORD_BITS, 0, 0, counts,
+                               &unique__n[0], &run_splits[0])
+        for b in range(bags):
+            for i in range(row_splits[b], row_splits[b + 1]):
+                place = counts[ids[i]]
+                counts[ids[i]] = place + 1
+                sources__n[place] = <int32_t>b
+    return found
+
+
+cdef inline Py_ssize_t starts_of_rows(uint64_t* words, Py_ssize_t count, uint64_t base,
+                                      Py_ssize_t start, uint32_t* counters, int64_t* unique,
+                                      int64_t* run_splits) noexcept nogil:
+    """Write the rows whose bits are set, and where their runs start; return how many there are.
+
+    `counters` become these starts, and `words` zero.
+    """
+    cdef Py_ssize_t at, found = 0
+    cdef uint64_t word, key
+    cdef uint32_t place
+    for at in range(count):
+        word = words[at]
+        words[at] = 0
+        while word:
+            key = <uint64_t>at * WORD_BITS + <uint64_t>sc_lowest_bit(word)
+            word &= word - 1
+            unique[found] = <int64_t>(base | key)
+            run_splits[found] = start
+            found += 1
+            place = <uint32_t>start
+            start += counters[key]
+            counters[key] = place
+    return found
 
 
 def count_buckets(const index_t[::1] rows__n, int shift, int64_t[::1] counts):
@@ -179,25 +237,15 @@ cdef Py_ssize_t count_rows(const pair_t* pairs, Py_ssize_t n, Py_ssize_t first, 
     """
     cdef uint64_t* words = <uint64_t*>(counters + (<Py_ssize_t>1 << DIRECT_BITS))
     cdef uint64_t mask = (<uint64_t>1 << shift) - 1, base = <uint64_t>pairs[0].key & ~mask
-    cdef uint64_t word, key
-    cdef Py_ssize_t i, at, found = 0, start = first
+    cdef uint64_t key
+    cdef Py_ssize_t i, found
     cdef uint32_t place
     for i in range(n):
         key = pairs[i].key & mask
         words[key >> 6] |= <uint64_t>1 << (key & 63)
         counters[key] += 1
-    for at in range(((<Py_ssize_t>1 << shift) + WORD_BITS - 1) // WORD_BITS):
-        word = words[at]
-        words[at] = 0
-        while word:
-            key = <uint64_t>at * WORD_BITS + <uint64_t>sc_lowest_bit(word)
-            word &= word - 1
-            unique[found] = <int64_t>(base | key)
-            run_splits[found] = start
-            found += 1
-            place = <uint32_t>start
-            start += counters[key]
-            counters[key] = place
+    found = starts_of_rows(words, ((<Py_ssize_t>1 << shift) + WORD_BITS - 1) // WORD_BITS, base,
+                           first, counters, unique, run_splits)
     for i in range(n):
         key = pairs[i].key & mask
         place = counters[key]

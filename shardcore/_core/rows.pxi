@@ -32,11 +32,13 @@ cdef extern from "scalars.h" nogil:
     half_t sc_double_to_half(double value)
     float sc_from_bfloat(bfloat_t value)
     bfloat_t sc_to_bfloat(float value)
-    half_t sc_to_half_stochastic(float value, uint32_t chance)
-    bfloat_t sc_to_bfloat_stochastic(float value, uint32_t chance)
     void sc_widen_halves(const half_t* source, int64_t count, float* to)
     void sc_narrow_halves(const float* source, int64_t count, half_t* to)
     void sc_widen_bfloats(const bfloat_t* source, int64_t count, float* to)
+    void sc_narrow_halves_stochastic(const float* source, int64_t count, uint64_t start,
+                                     uint64_t step, half_t* to)
+    void sc_narrow_bfloats_stochastic(const float* source, int64_t count, uint64_t start,
+                                      uint64_t step, bfloat_t* to)
 
 cdef extern from "columns.h" nogil:
     void sc_sum_floats_int64(
@@ -72,7 +74,6 @@ cdef extern from "scalars.h" nogil:
 cdef enum:
     WIDE = 64           # columns of a sum that goes on that are added at a time
     NARROW = 16
-    ROUNDED = 64        # columns that are rounded by chance at a time
     AHEAD = 64          # occurrences between asking for a row and using it
     LINE = 64           # bytes in a cache line
     RUN_BLOCK = 4096    # occurrences of one row that are summed in one go
@@ -122,16 +123,6 @@ cdef inline void store(row_t* cell, value_t value) noexcept nogil:
         cell[0] = <row_t>value
 
 
-cdef inline void store_stochastic(row_t* cell, value_t value, uint32_t chance) noexcept nogil:
-    """Round a number to one of its two neighbours, by 32 random bits."""
-    if row_t is half_t:
-        cell[0] = sc_to_half_stochastic(<float>value, chance)
-    elif row_t is bfloat_t:
-        cell[0] = sc_to_bfloat_stochastic(<float>value, chance)
-    else:
-        cell[0] = <row_t>value
-
-
 # --- rows of short elements --------------------------------------------------------------------
 
 cdef inline void widen(const row_t* row, Py_ssize_t count, value_t* out) noexcept nogil:
@@ -158,19 +149,13 @@ cdef inline void narrow(const value_t* values, Py_ssize_t count, row_t* row) noe
 
 cdef inline void narrow_stochastic(const value_t* values, Py_ssize_t count, uint64_t start,
                                    uint64_t stride, row_t* row) noexcept nogil:
-    """Round values to one of two neighbours, by the random bits of the row's columns.
-
-    Bits first, then rounding, so that the compiler can do many of each at once.
-    """
-    cdef uint32_t chances[ROUNDED]
-    cdef Py_ssize_t column = 0, width, c
-    while column < count:
-        width = ROUNDED if count - column > ROUNDED else count - column
-        for c in range(width):
-            chances[c] = <uint32_t>(mix(start + <uint64_t>(column + c + 1) * stride) >> 32)
-        for c in range(width):
-            store_stochastic(row + column + c, values[column + c], chances[c])
-        column += ROUNDED
+    """Round values to one of two neighbours, by the random bits of the row's columns."""
+    if row_t is half_t and value_t is float32_t:
+        sc_narrow_halves_stochastic(values, count, start, stride, row)
+    elif row_t is bfloat_t and value_t is float32_t:
+        sc_narrow_bfloats_stochastic(values, count, start, stride, row)
+    else:
+        narrow(values, count, row)      # of other types there is nothing to round by chance
 
 
 # --- prefetch ----------------------------------------------------------------------------------
@@ -585,6 +570,25 @@ cdef void _row_dots(const row_t* table, Py_ssize_t dim, const index_t* ids__n,
             for lane in range(LANES):
                 total += lanes[lane]
             out__n[i] = total
+
+
+# --- gradients as they are given ------------------------------------------------------------------
+
+def all_finite(const value_t[::1] values__n):
+    """Return whether no value is infinite or NaN. O(n)."""
+    cdef Py_ssize_t n = values__n.shape[0], i
+    cdef const void* values = &values__n[0] if n else NULL
+    cdef uint32_t found = 0
+    cdef uint64_t wide_found = 0
+    with nogil:
+        # An exponent of ones and one more carry into the sign: no branch, many at once.
+        for i in range(n):
+            if value_t is float64_t:
+                wide_found |= ((<const uint64_t*>values)[i] & <uint64_t>0x7ff0000000000000) + (
+                    <uint64_t>1 << 52)
+            else:
+                found |= ((<const uint32_t*>values)[i] & 0x7f800000) + (<uint32_t>1 << 23)
+    return not (found >> 31 or wide_found >> 63)
 
 
 # --- scatter -----------------------------------------------------------------------------------

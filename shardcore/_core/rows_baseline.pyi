@@ -20,6 +20,7 @@ scatter: _Fused  # [index](table bytes, kind, dim, ids, value bytes, operation)
 update: _Fused  # [value](table bytes, kind, unique, row_ids, run_splits, sources, gains, gradients,
 #                         slot_addresses, slot_bytes, slot_kinds, function, context, hyper, step,
 #                         by_occurrence, stochastic, seed, scratch, pointers, long_runs, sums)
+all_finite: _Fused  # [value](values) -> bool
 sum_long_runs: _Fused  # [value](gradients, sources, gains, run_splits, runs, scratch values,
 #                                scratch numbers, out)
 

@@ -153,6 +153,212 @@ static inline sc_bfloat sc_to_bfloat_stochastic(float value, uint32_t chance) {
     return short_value;
 }
 
+/* The finalizer of SplitMix64, see random.pyx. */
+static inline uint64_t sc_mix(uint64_t z) {
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return z ^ (z >> 31);
+}
+
+/* Many at once, as above; column c of a row takes the upper half of mix(start + (c + 1) * step). */
+static inline uint32_t sc_chance(uint64_t start, uint64_t step, int64_t column) {
+    return (uint32_t)(sc_mix(start + (uint64_t)(column + 1) * step) >> 32);
+}
+
+#if defined(__AVX512F__) && defined(__AVX512DQ__) && defined(__AVX512BW__)
+#define SC_TOGETHER 16
+typedef struct { __m512i first, apart; } sc_columns;
+
+static inline sc_columns sc_first_columns(uint64_t start, uint64_t step) {
+    __m512i numbers = _mm512_set_epi64(8, 7, 6, 5, 4, 3, 2, 1);
+    sc_columns columns = {_mm512_add_epi64(_mm512_set1_epi64((long long)start),
+                                           _mm512_mullo_epi64(numbers, _mm512_set1_epi64((long long)step))),
+                          _mm512_set1_epi64((long long)(8 * step))};
+    return columns;
+}
+
+static inline __m512i sc_mix_eight(__m512i z) {
+    z = _mm512_mullo_epi64(_mm512_xor_si512(z, _mm512_srli_epi64(z, 30)),
+                           _mm512_set1_epi64((long long)0xBF58476D1CE4E5B9u));
+    z = _mm512_mullo_epi64(_mm512_xor_si512(z, _mm512_srli_epi64(z, 27)),
+                           _mm512_set1_epi64((long long)0x94D049BB133111EBu));
+    return _mm512_xor_si512(z, _mm512_srli_epi64(z, 31));
+}
+
+/* The 32 random bits of each of the next 16 columns. */
+static inline __m512i sc_chances(sc_columns *columns) {
+    __m512i upper = _mm512_set_epi32(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+    __m512i next = _mm512_add_epi64(columns->first, columns->apart);
+    __m512i chances = _mm512_permutex2var_epi32(sc_mix_eight(columns->first), upper, sc_mix_eight(next));
+    columns->first = _mm512_add_epi64(next, columns->apart);
+    return chances;
+}
+
+static inline void sc_put_halves(__m512 value, __m512i chance, sc_half *to) {
+    __m512i bits = _mm512_castps_si512(value);
+    __m512i magnitude = _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff));
+    __m512i sign = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(0x8000));
+    __m512i result = _mm512_srli_epi32(
+        _mm512_sub_epi32(_mm512_add_epi32(magnitude, _mm512_srli_epi32(chance, 19)),
+                         _mm512_set1_epi32(112 << 23)), 13);
+    __mmask16 small = _mm512_cmplt_epu32_mask(magnitude, _mm512_set1_epi32(113 << 23));
+    __mmask16 large = _mm512_cmpge_epu32_mask(magnitude, _mm512_set1_epi32(0x477fe000));
+    if (small) {    /* few weights are */
+        __m512 scaled = _mm512_mul_ps(_mm512_maskz_mov_ps(small, _mm512_castsi512_ps(magnitude)),
+                                      _mm512_set1_ps(0x1p24f));
+        __m512i whole = _mm512_cvttps_epi32(scaled);
+        __m512 rest = _mm512_sub_ps(scaled, _mm512_cvtepi32_ps(whole));
+        __m512 bound = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_srli_epi32(chance, 8)),
+                                     _mm512_set1_ps(0x1p-24f));
+        __mmask16 up = _mm512_cmp_ps_mask(rest, bound, _CMP_GT_OQ);
+        whole = _mm512_mask_add_epi32(whole, up, whole, _mm512_set1_epi32(1));
+        result = _mm512_mask_mov_epi32(result, small, whole);
+    }
+    result = _mm512_or_si512(result, sign);
+    if (large)
+        result = _mm512_mask_mov_epi32(result, large, _mm512_cvtepu16_epi32(
+            _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT)));
+    _mm256_storeu_si256((__m256i *)to, _mm512_cvtepi32_epi16(result));
+}
+
+static inline __m512i sc_nearest_bfloats(__m512i bits) {
+    __m512i half = _mm512_srli_epi32(bits, 16);
+    __m512i odd = _mm512_and_si512(half, _mm512_set1_epi32(1));
+    __m512i rounded = _mm512_srli_epi32(
+        _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
+    __mmask16 none = _mm512_cmpgt_epu32_mask(_mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff)),
+                                             _mm512_set1_epi32(0x7f800000));
+    return _mm512_mask_or_epi32(rounded, none, half, _mm512_set1_epi32(0x40));
+}
+
+static inline void sc_put_bfloats(__m512 value, __m512i chance, sc_bfloat *to) {
+    __m512i bits = _mm512_castps_si512(value);
+    __mmask16 large = _mm512_cmpge_epu32_mask(_mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff)),
+                                              _mm512_set1_epi32(0x7f7f0000));
+    __m512i result = _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_srli_epi32(chance, 16)), 16);
+    if (large)
+        result = _mm512_mask_mov_epi32(result, large, sc_nearest_bfloats(bits));
+    _mm256_storeu_si256((__m256i *)to, _mm512_cvtepi32_epi16(result));
+}
+#define SC_NEXT_FLOATS(from) _mm512_loadu_ps(from)
+
+#elif defined(__AVX2__) && defined(__F16C__)
+#define SC_TOGETHER 8
+typedef struct { __m256i first, apart; } sc_columns;
+
+static inline sc_columns sc_first_columns(uint64_t start, uint64_t step) {
+    sc_columns columns = {
+        _mm256_set_epi64x((long long)(start + 4 * step), (long long)(start + 3 * step),
+                          (long long)(start + 2 * step), (long long)(start + step)),
+        _mm256_set1_epi64x((long long)(4 * step))};
+    return columns;
+}
+
+/* The product with a word, given as its two halves. */
+static inline __m256i sc_times_word(__m256i z, uint32_t upper, uint32_t lower) {
+    __m256i across = _mm256_add_epi64(
+        _mm256_mul_epu32(_mm256_srli_epi64(z, 32), _mm256_set1_epi64x(lower)),
+        _mm256_mul_epu32(z, _mm256_set1_epi64x(upper)));
+    return _mm256_add_epi64(_mm256_mul_epu32(z, _mm256_set1_epi64x(lower)),
+                            _mm256_slli_epi64(across, 32));
+}
+
+static inline __m256i sc_mix_four(__m256i z) {
+    z = sc_times_word(_mm256_xor_si256(z, _mm256_srli_epi64(z, 30)), 0xBF58476Du, 0x1CE4E5B9u);
+    z = sc_times_word(_mm256_xor_si256(z, _mm256_srli_epi64(z, 27)), 0x94D049BBu, 0x133111EBu);
+    return _mm256_xor_si256(z, _mm256_srli_epi64(z, 31));
+}
+
+/* The 32 random bits of each of the next 8 columns. */
+static inline __m256i sc_chances(sc_columns *columns) {
+    __m256i next = _mm256_add_epi64(columns->first, columns->apart);
+    __m256 upper = _mm256_shuffle_ps(_mm256_castsi256_ps(sc_mix_four(columns->first)),
+                                     _mm256_castsi256_ps(sc_mix_four(next)), _MM_SHUFFLE(3, 1, 3, 1));
+    columns->first = _mm256_add_epi64(next, columns->apart);
+    return _mm256_permute4x64_epi64(_mm256_castps_si256(upper), _MM_SHUFFLE(3, 1, 2, 0));
+}
+
+/* Which numbers below 2**31 are not less than a bound. */
+static inline __m256i sc_from(__m256i numbers, int bound) {
+    return _mm256_cmpgt_epi32(numbers, _mm256_set1_epi32(bound - 1));
+}
+
+static inline void sc_put_words(__m256i words, void *to) {
+    __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(words, words), _MM_SHUFFLE(3, 1, 2, 0));
+    _mm_storeu_si128((__m128i *)to, _mm256_castsi256_si128(packed));
+}
+
+static inline void sc_put_halves(__m256 value, __m256i chance, sc_half *to) {
+    __m256i bits = _mm256_castps_si256(value);
+    __m256i magnitude = _mm256_and_si256(bits, _mm256_set1_epi32(0x7fffffff));
+    __m256i sign = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(0x8000));
+    __m256i result = _mm256_srli_epi32(
+        _mm256_sub_epi32(_mm256_add_epi32(magnitude, _mm256_srli_epi32(chance, 19)),
+                         _mm256_set1_epi32(112 << 23)), 13);
+    __m256i normal = sc_from(magnitude, 113 << 23), large = sc_from(magnitude, 0x477fe000);
+    if (_mm256_movemask_epi8(normal) != -1) {   /* few weights are smaller */
+        __m256 scaled = _mm256_mul_ps(_mm256_castsi256_ps(_mm256_andnot_si256(normal, magnitude)),
+                                      _mm256_set1_ps(0x1p24f));
+        __m256i whole = _mm256_cvttps_epi32(scaled);
+        __m256 rest = _mm256_sub_ps(scaled, _mm256_cvtepi32_ps(whole));
+        __m256 bound = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_srli_epi32(chance, 8)),
+                                     _mm256_set1_ps(0x1p-24f));
+        __m256i up = _mm256_castps_si256(_mm256_cmp_ps(rest, bound, _CMP_GT_OQ));
+        result = _mm256_blendv_epi8(_mm256_sub_epi32(whole, up), result, normal);
+    }
+    result = _mm256_or_si256(result, sign);
+    if (_mm256_movemask_epi8(large))
+        result = _mm256_blendv_epi8(result, _mm256_cvtepu16_epi32(_mm256_cvtps_ph(
+            value, _MM_FROUND_TO_NEAREST_INT)), large);
+    sc_put_words(result, to);
+}
+
+static inline __m256i sc_nearest_bfloats(__m256i bits) {
+    __m256i half = _mm256_srli_epi32(bits, 16);
+    __m256i odd = _mm256_and_si256(half, _mm256_set1_epi32(1));
+    __m256i rounded = _mm256_srli_epi32(
+        _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+    __m256i none = sc_from(_mm256_and_si256(bits, _mm256_set1_epi32(0x7fffffff)), 0x7f800001);
+    return _mm256_blendv_epi8(rounded, _mm256_or_si256(half, _mm256_set1_epi32(0x40)), none);
+}
+
+static inline void sc_put_bfloats(__m256 value, __m256i chance, sc_bfloat *to) {
+    __m256i bits = _mm256_castps_si256(value);
+    __m256i large = sc_from(_mm256_and_si256(bits, _mm256_set1_epi32(0x7fffffff)), 0x7f7f0000);
+    __m256i result = _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_srli_epi32(chance, 16)), 16);
+    sc_put_words(_mm256_blendv_epi8(result, sc_nearest_bfloats(bits), large), to);
+}
+#define SC_NEXT_FLOATS(from) _mm256_loadu_ps(from)
+#endif
+
+/* Bits first, then rounding, so that the compiler can do many of each at once. */
+#define SC_ROUND_BY_CHANCE(SHORTS, SHORT)                                                          \
+    static inline void sc_narrow_##SHORTS##_stochastic(const float *from, int64_t count,           \
+                                                       uint64_t start, uint64_t step, SHORT *to) { \
+        uint32_t chances[64];                                                                      \
+        int64_t i = 0, size, c;                                                                    \
+        SC_ROUND_TOGETHER(SHORTS)                                                                  \
+        for (; i < count; i += size) {                                                             \
+            size = count - i < 64 ? count - i : 64;                                                \
+            for (c = 0; c < size; c++)                                                             \
+                chances[c] = sc_chance(start, step, i + c);                                        \
+            for (c = 0; c < size; c++)                                                             \
+                to[i + c] = SC_ROUNDED_##SHORTS(from[i + c], chances[c]);                          \
+        }                                                                                          \
+    }
+#if defined(SC_TOGETHER)
+#define SC_ROUND_TOGETHER(SHORTS)                                                                  \
+    sc_columns columns = sc_first_columns(start, step);                                            \
+    for (; i + SC_TOGETHER <= count; i += SC_TOGETHER)                                             \
+        sc_put_##SHORTS(SC_NEXT_FLOATS(from + i), sc_chances(&columns), to + i);
+#else
+#define SC_ROUND_TOGETHER(SHORTS)
+#endif
+#define SC_ROUNDED_halves sc_to_half_stochastic
+#define SC_ROUNDED_bfloats sc_to_bfloat_stochastic
+SC_ROUND_BY_CHANCE(halves, sc_half)
+SC_ROUND_BY_CHANCE(bfloats, sc_bfloat)
+
 /* The upper half of the product of two words. */
 static inline uint64_t sc_high_product(uint64_t a, uint64_t b) {
 #if defined(__SIZEOF_INT128__)

@@ -12,7 +12,12 @@ from numpy.typing import NDArray
 from shardcore._core import occurrences as _kernel
 from shardcore.backend.messages import FeatureBags
 from shardcore.memory import pool
-from shardcore.store.occurrences import Occurrences, sort_occurrences
+from shardcore.store.occurrences import (
+    Occurrences,
+    has_few_rows,
+    sort_bags,
+    sort_occurrences,
+)
 from shardcore.store.segment_reduce import occurrence_gains, reciprocals
 
 __all__ = [
@@ -81,6 +86,10 @@ def sorted_rows(
     >>> sorted_rows([bags], 10, np.dtype("float32")).rows
     array([3, 5])
     """
+    if len(features) == 1 and features[0].weights is None:
+        (bags,) = features
+        if has_few_rows(bags.ids.size, num_rows):
+            return sort_bags(bags.ids, bags.row_splits, num_rows)
     gains = joined_gains([(bags.ids.size, gains_of(bags)) for bags in features], value)
     sources = pool.empty(sum([bags.ids.size for bags in features]), _INT32)
     first_id = first_bag = 0

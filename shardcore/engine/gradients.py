@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from types import MethodType
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
 from shardcore.features.prepare import PlannedFeature
 from shardcore.optimizer.base import Optimizer, hyper_at
 from shardcore.optimizer.hyperparameters import LearningRate, evaluate_learning_rate
+from shardcore.store.finite import all_finite
 from shardcore.validation.arrays import as_floats, read_array
 from shardcore.validation.integers import place_in
 
@@ -37,9 +38,6 @@ __all__ = [
     "read_gradient",
     "hyper_parameters",
 ]
-
-_SMALL: Final = 1 << 14
-"""Elements of a gradient that is copied to be tested together with others."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +138,6 @@ def read_gradients(
     """
     values: list[Any] = []
     on_device = False
-    small: list[NDArray[Any]] = []  # tested all at once
     takes = backend.takes_gradient
     for at, (feature, leaf) in enumerate(zip(features, leaves, strict=True)):
         prepared = batch.prepared[at]
@@ -164,18 +161,7 @@ def read_gradients(
             values.append(device_gradient(leaf, shape, path))
             on_device = True
             continue
-        later = check and prepared.bags.num_bags * spec.dim <= _SMALL
-        gradient = read_gradient(leaf, shape, feature.value, path, check and not later, keep)
-        values.append(gradient)
-        if later and gradient is not None:
-            small.append(gradient.reshape(-1))
-    if small and not np.isfinite(np.concatenate(small)).all():
-        for feature, leaf, prepared in zip(features, leaves, batch.prepared, strict=True):
-            if leaf is None or prepared.max_splits is not None:
-                continue
-            if not takes(leaf):  # raises for one of them
-                shape = (*prepared.shape, feature.spec.dim)
-                read_gradient(leaf, shape, feature.value, feature.gradient_path)
+        values.append(read_gradient(leaf, shape, feature.value, path, check, keep))
     return Gradients(values, check and on_device)
 
 
@@ -358,8 +344,8 @@ def read_gradient(
             cast = array.astype(dtype)
     # In one piece before it is checked: one of several side by side is looked at row by row else.
     whole = np.ascontiguousarray(cast)
-    if check and not (finite := np.isfinite(whole)).all():
-        at = int(np.argmin(finite))
+    if check and not all_finite(whole):
+        at = int(np.argmin(np.isfinite(whole)))
         raise ShardcoreValueError(_not_finite(path, shape, at, array.flat[at], dtype))
     return whole if len(shape) == 2 else whole.reshape(-1, shape[-1])
 

@@ -20,7 +20,7 @@ from shardcore.memory import pool
 from shardcore.store import threads
 from shardcore.store.segment_reduce import TYPE_NAMES
 
-__all__ = ["Occurrences", "every_row", "sort_occurrences"]
+__all__ = ["Occurrences", "every_row", "has_few_rows", "sort_bags", "sort_occurrences"]
 
 Ints = NDArray[np.int32] | NDArray[np.int64]
 
@@ -28,8 +28,8 @@ _INT32, _INT64, _UINT64 = np.dtype(np.int32), np.dtype(np.int64), np.dtype(np.ui
 
 MAX_OCCURRENCES: Final = 2**31 - 1
 
-_BUCKET_BITS: Final = 12
-"""A bucket has some 2**11 pairs, which two digits sort within the first-level cache."""
+_BUCKET_BITS: Final = 11
+"""A bucket has some 2**10 pairs, whose rows or digits are counted within the cache."""
 
 _MOST_BUCKETS: Final = 9
 """2**9 buckets: with more, dealing pairs to them waits for the addresses of their pages."""
@@ -39,6 +39,14 @@ _PART: Final = 1 << 16
 
 _COST: Final = 8
 """Elements that a pair to sort counts as, where work is shared out among threads."""
+
+_FEW_ROWS: Final = 1 << 15
+_FEW_IDS: Final = 1 << 16
+_ROWS_PER_ID: Final = 8
+"""Of a table whose rows are counted each by itself: their counters stay in the cache."""
+
+_fused: Any = _kernel.sort_few_rows
+_sort_few_rows: Final = {_INT32: _fused["int32_t"], _INT64: _fused["int64_t"]}
 
 
 @dataclass(frozen=True)
@@ -105,6 +113,49 @@ def sort_occurrences(
     # With gains, the positions are sorted, which then lead to both source and gain.
     found = _sorted(plain, np.arange(n, dtype=np.int32), num_rows)
     return replace(found, sources=sources[found.sources], gains=gains[found.sources])
+
+
+def has_few_rows(occurrences: int, num_rows: int) -> bool:
+    """Return whether `sort_bags` sorts the bags of one feature over a table fastest.
+
+    Examples
+    --------
+    >>> has_few_rows(2048, 5000), has_few_rows(2048, 1 << 20)
+    (True, False)
+    """
+    return num_rows <= min(_FEW_ROWS, _ROWS_PER_ID * occurrences) and occurrences < _FEW_IDS
+
+
+def sort_bags(ids: Ints, row_splits: NDArray[np.int64], num_rows: int) -> Occurrences:
+    """Sort the occurrences of one feature's bags over a table of few rows, all gains 1.
+
+    Returns what `sort_occurrences` returns for sources that are the bags.
+
+    Parameters
+    ----------
+    ids : ndarray of int32 or int64, shape (n,), C-contiguous
+        Each in [0, num_rows), checked by the caller.
+    row_splits : ndarray of int64, shape (bags + 1,)
+        From 0 to n.
+    num_rows : int
+        At most 32,768.
+
+    Examples
+    --------
+    >>> batch = sort_bags(np.array([7, 2, 7]), np.array([0, 2, 3]), 10)
+    >>> batch.rows, batch.run_splits, batch.sources
+    (array([2, 7]), array([0, 1, 3]), array([0, 0, 1], dtype=int32))
+    """
+    n, shift = ids.size, max(num_rows - 1, 1).bit_length()
+    counted = max(1 << shift, 64)
+    counters = np.empty(counted + counted // 32, np.uint32)
+    distinct, run_splits = np.empty(n, np.int64), np.empty(n + 1, np.int64)
+    ordered = np.empty(n, np.int32)
+    found = _sort_few_rows[ids.dtype](
+        ids, row_splits, shift, counters, distinct, run_splits, ordered
+    )
+    run_splits[found] = n
+    return Occurrences(distinct[:found], run_splits[: found + 1], ordered, None)
 
 
 def _sorted(rows: Ints, sources: NDArray[np.int32], num_rows: int) -> Occurrences:

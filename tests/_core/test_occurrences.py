@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from shardcore import reference
 from shardcore._core import occurrences as _kernel
 from shardcore.errors import ShardcoreValueError
-from shardcore.store.occurrences import sort_occurrences
+from shardcore.store.occurrences import has_few_rows, sort_bags, sort_occurrences
 
 
 def check(rows: Any, gains: Any, num_rows: int, frozen: Callable[[Any], Any]) -> None:
@@ -138,3 +138,50 @@ def test_batches_beyond_every_block_on_threads(
         assert found.gains is None
     else:
         np.testing.assert_array_equal(found.gains, gains[order], strict=True)
+
+
+@pytest.mark.parametrize("index", [np.int32, np.int64])
+@pytest.mark.parametrize("num_rows", [1, 2, 63, 64, 65, 5000, 8192, 8193, 32_768])
+@pytest.mark.parametrize("n", [1, 24, 2048, 30_000])
+def test_bags_over_few_rows_equal_the_twin(
+    n: int, num_rows: int, index: Any, frozen: Callable[[Any], Any]
+) -> None:
+    """Empty bags among others; the first row and the last one; scratch that is not clean."""
+    rng = np.random.default_rng(n + num_rows)
+    ids = rng.integers(0, num_rows, n).astype(index)
+    ids[rng.random(n) < 0.1] = num_rows - 1
+    ids[rng.random(n) < 0.1] = 0
+    borders = np.sort(rng.integers(0, n + 1, n // 3))
+    splits = np.concatenate(([0, 0], borders, [n, n])).astype(np.int64)
+    sources = np.repeat(np.arange(splits.size - 1, dtype=np.int32), np.diff(splits))
+    ours = sort_bags(frozen(ids), frozen(splits), num_rows)
+    theirs = reference.sort_occurrences(ids, sources, None, num_rows)
+    for name in ("rows", "run_splits", "sources"):
+        np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name), strict=True)
+    assert ours.gains is None
+
+
+def test_bags_without_ids_over_few_rows() -> None:
+    found = sort_bags(np.empty(0, np.int64), np.zeros(4, np.int64), 5)
+    assert (found.rows.size, found.run_splits.tolist(), found.sources.size) == (0, [0], 0)
+
+
+def test_counters_of_few_rows_come_as_they_are() -> None:
+    counters = np.full(64 + 2, 77, np.uint32)
+    unique, splits, sources = np.empty(3, np.int64), np.empty(4, np.int64), np.empty(3, np.int32)
+    given = (np.array([7, 2, 7]), np.array([0, 2, 3]), 6, counters)
+    assert _kernel.sort_few_rows["int64_t"](*given, unique, splits, sources) == 2
+    assert (unique[:2].tolist(), splits[:2].tolist(), sources.tolist()) == (
+        [2, 7],
+        [0, 1],
+        [0, 0, 1],
+    )
+
+
+def test_few_rows_are_those_whose_counters_stay_in_the_cache() -> None:
+    assert has_few_rows(4096, 32_768)
+    assert not has_few_rows(4095, 32_768)
+    assert not has_few_rows(1 << 15, 32_769)
+    assert has_few_rows((1 << 16) - 1, 3)
+    assert not has_few_rows(1 << 16, 3)
+    assert not has_few_rows(0, 1)

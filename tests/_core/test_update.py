@@ -21,8 +21,10 @@ from shardcore.errors import ShardcoreValueError
 from shardcore.optimizer.base import Optimizer
 from shardcore.optimizer.compiled import UpdateFunction, update_prototype
 from shardcore.optimizer.slots import SlotSpec
+from shardcore.store import update as update_module
 from shardcore.store.instruction_set import best_module
 from shardcore.store.occurrences import Occurrences, every_row, sort_occurrences
+from shardcore.store.rounding import step_seed
 from shardcore.store.row_update import RowUpdate
 from shardcore.store.table import StoreTable
 from shardcore.store.threads import get_num_threads, set_num_threads
@@ -671,3 +673,49 @@ def test_updates_of_many_rows_touch_each_once(count: int, accumulate_first: bool
     expected = np.ones((3 * count, 5), np.float32)
     np.subtract.at(expected, twice, gradients / 2)
     np.testing.assert_array_equal(rows, expected)
+
+
+@pytest.mark.parametrize("dim", [1, 7, 8, 9, 15, 16, 17, 24, 31, 33, 63, 64, 65, 130])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_numbers_of_every_size_are_rounded_by_chance_as_their_twin_rounds_them(
+    dtype: str, dim: int
+) -> None:
+    """Ordinary, subnormal and far too large ones side by side, in vectors and beyond the last."""
+    rng = np.random.default_rng(dim)
+    exponents = (
+        rng.integers(-30, 20, (90, dim))
+        if dtype == "float16"
+        else rng.integers(-140, 128, (90, dim))
+    )
+    exponents[:30] = rng.integers(-3, 3, (30, dim))  # rows of ordinary numbers alone
+    values = (rng.uniform(1, 2, (90, dim)) * 2.0**exponents).astype(np.float32)
+    values *= rng.choice([-1, 1], values.shape).astype(np.float32)
+    edges = [65503.0, 65504.0, 65519.99, 65520.0, 2.0**-14, 2.0**-14 - 2.0**-38, 2.0**-25]
+    edges += [3.3895314e38, 3.39e38, np.inf, -np.inf, np.nan, 0.0]
+    places = rng.random((60, dim)) < 0.2
+    values[30:][places] = rng.choice(edges, int(places.sum())).astype(np.float32)
+    optimizer = SGD(1.0, stochastic_rounding=True)
+    batch = sort_occurrences(np.arange(90), np.arange(90, dtype=np.int32), None, 90)
+    rows, ids = np.zeros((90, dim), as_dtype(dtype)), np.arange(90) * 5 + 10**11
+    rest = (-values, optimizer, optimizer.hyper(), 3, 8)
+    update_rows(rows, {}, RowUpdate(batch, ids, *rest))
+    with np.errstate(invalid="ignore", over="ignore"):
+        seed = step_seed(8, 3)
+        expected = reference.stochastic_round(0 + values, as_dtype(dtype), ids, seed)
+    number = ~np.isnan(values)
+    np.testing.assert_array_equal(rows.view(np.uint16)[number], expected.view(np.uint16)[number])
+    assert np.isnan(rows[~number].astype(np.float32)).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_one_value_that_is_not_finite_is_found_wherever_it_lies(dtype: str) -> None:
+    all_finite = update_module._kernel.all_finite[f"{dtype}_t"]
+    largest = np.finfo(dtype).max
+    for size in (0, 1, 15, 16, 17, 64, 131):
+        values = np.resize(np.array([0, -0.0, largest, -largest, 1e-45, 1], dtype), size)
+        assert all_finite(values)
+        for at in range(size):
+            for bad in (np.inf, -np.inf, np.nan, -np.nan):
+                kept, values[at] = values[at], bad
+                assert not all_finite(values)
+                values[at] = kept

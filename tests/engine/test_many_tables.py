@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 
 import shardcore as sc
 from shardcore.backend import gradients as sorting
-from shardcore.backend.gradients import gradient_rows_of_tables, sorted_rows, sorted_rows_of_tables
+from shardcore.backend.gradients import (
+    gains_of,
+    gradient_rows_of_tables,
+    sorted_rows,
+    sorted_rows_of_tables,
+)
 from shardcore.backend.messages import FeatureBags
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
 from shardcore.features.config import FeatureConfig, TableConfig
@@ -291,3 +296,16 @@ def test_a_flat_structure_is_still_asked_for():
         ShardcoreValueError, match=re.escape("features['a3'] is missing: it is configured")
     ):
         e(shuffled)
+
+
+def test_weights_over_few_rows_keep_their_gains():
+    rng = np.random.default_rng(4)
+    weighted = make_bags(rng, 5, weighted=True)
+    found = sorted_rows([weighted], 5, FLOAT32)
+    assert found.gains is not None
+    assert sorted(found.gains.tolist()) == sorted(gains_of(weighted).tolist())
+    plain = FeatureBags(weighted.ids, weighted.row_splits)
+    few, pairs = sorted_rows([plain], 5, FLOAT32), sorted_rows([plain], 10**6, FLOAT32)
+    for name in ("rows", "run_splits", "sources"):
+        np.testing.assert_array_equal(getattr(few, name), getattr(pairs, name), strict=True)
+    assert few.gains is None
