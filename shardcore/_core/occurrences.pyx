@@ -47,7 +47,8 @@ def sort_few_rows(const index_t[::1] ids__n, const int64_t[::1] row_splits, int 
     """Sort the ids of a few thousand rows by row, each with its bag; return how many rows there are.
 
     Ids, below 2**shift, are counted where they lie and never made pairs. `row_splits` (b + 1,) ends
-    at n; `counters` are scratch, of a number and a bit for each of 2**shift rows. Their distinct
+    at n; `shift` is 1 at least; `counters` are scratch, of a number for each of 2**shift rows and a
+    word of 64 bits for every 64 of them, begun or whole. Their distinct
     rows go to `unique__n`, where each one's run starts to `run_splits`, and the bags to
     `sources__n`. O(n + 2**shift / 64).
     """
@@ -55,7 +56,7 @@ def sort_few_rows(const index_t[::1] ids__n, const int64_t[::1] row_splits, int 
     cdef Py_ssize_t rows = <Py_ssize_t>1 << shift
     cdef const index_t* ids = &ids__n[0] if n else NULL
     cdef uint32_t* counts = &counters[0]
-    cdef uint64_t* words = <uint64_t*>(counts + (rows if rows > WORD_BITS else WORD_BITS))
+    cdef uint64_t* words = <uint64_t*>(counts + rows)   # aligned: of two counters and more
     cdef uint32_t place
     if n == 0:
         return 0

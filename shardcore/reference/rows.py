@@ -36,6 +36,7 @@ __all__ = [
     "scaled_to_norm",
     "scatter_rows",
     "segment_reduce",
+    "sort_bags",
     "sort_occurrences",
     "update_rows",
     "weight_gradients",
@@ -357,6 +358,18 @@ def sort_occurrences(
         sources[order],
         None if gains is None else gains[order],
     )
+
+
+def sort_bags(ids: NDArray[Any], row_splits: NDArray[np.int64], num_rows: int) -> Occurrences:
+    """Return the occurrences of one feature, grouped by row; sources are its bags.
+
+    Examples
+    --------
+    >>> sort_bags(np.array([7, 2, 7]), np.array([0, 2, 3]), 10).sources
+    array([0, 0, 1], dtype=int32)
+    """
+    bags = np.repeat(np.arange(row_splits.size - 1, dtype=np.int32), np.diff(row_splits))
+    return sort_occurrences(ids, bags, None, num_rows)
 
 
 def accumulate(occurrences: Occurrences, gradients: NDArray[Any]) -> NDArray[Any]:

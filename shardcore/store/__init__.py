@@ -10,6 +10,7 @@
     few_bags          combine few rows, by one call             (face of _core/few_bags.pxi)
     tally             numbers that several threads add to                      (compiled)
     segment_reduce    combine rows per bag                      (face of _core/rows.pxi)
+    finite            whether numbers are finite                (face of _core/rows.pxi)
     occurrences       the rows of a batch, sorted and unique    (face of _core/occurrences.pyx)
     asked_rows        which rows askers name of owners          (face of _core/routing.pyx)
     sorted_triples    a batch by worker, holder and row         (face of _core/triples.pyx)

@@ -147,8 +147,7 @@ def sort_bags(ids: Ints, row_splits: NDArray[np.int64], num_rows: int) -> Occurr
     (array([2, 7]), array([0, 1, 3]), array([0, 0, 1], dtype=int32))
     """
     n, shift = ids.size, max(num_rows - 1, 1).bit_length()
-    counted = max(1 << shift, 64)
-    counters = np.empty(counted + counted // 32, np.uint32)
+    counters = np.empty((1 << shift) + max(1 << shift >> 5, 2), np.uint32)
     distinct, run_splits = np.empty(n, np.int64), np.empty(n + 1, np.int64)
     ordered = np.empty(n, np.int32)
     found = _sort_few_rows[ids.dtype](

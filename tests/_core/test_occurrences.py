@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from shardcore import reference
 from shardcore._core import occurrences as _kernel
 from shardcore.errors import ShardcoreValueError
+from shardcore.store import occurrences
 from shardcore.store.occurrences import has_few_rows, sort_bags, sort_occurrences
 
 
@@ -153,9 +154,8 @@ def test_bags_over_few_rows_equal_the_twin(
     ids[rng.random(n) < 0.1] = 0
     borders = np.sort(rng.integers(0, n + 1, n // 3))
     splits = np.concatenate(([0, 0], borders, [n, n])).astype(np.int64)
-    sources = np.repeat(np.arange(splits.size - 1, dtype=np.int32), np.diff(splits))
     ours = sort_bags(frozen(ids), frozen(splits), num_rows)
-    theirs = reference.sort_occurrences(ids, sources, None, num_rows)
+    theirs = reference.sort_bags(ids, splits, num_rows)
     for name in ("rows", "run_splits", "sources"):
         np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name), strict=True)
     assert ours.gains is None
@@ -176,6 +176,23 @@ def test_counters_of_few_rows_come_as_they_are() -> None:
         [0, 1],
         [0, 0, 1],
     )
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 63, 64, 65, 5000])
+def test_there_is_a_word_for_few_rows(num_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As much scratch as the kernel says, whatever it does with it."""
+    sizes = []
+
+    def kernel(ids: Any, row_splits: Any, shift: int, counters: Any, *found: Any) -> int:
+        sizes.append((shift, counters.size))
+        return 0
+
+    monkeypatch.setitem(occurrences._sort_few_rows, np.dtype(np.int64), kernel)
+    sort_bags(np.zeros(1, np.int64), np.array([0, 1]), num_rows)
+    ((shift, size),) = sizes
+    assert shift >= 1
+    assert 2**shift >= num_rows
+    assert size == 2**shift + 2 * -(-(2**shift) // 64)
 
 
 def test_few_rows_are_those_whose_counters_stay_in_the_cache() -> None:

@@ -83,11 +83,13 @@ def test_every_kernel_of_offsets_and_store_has_a_twin() -> None:
     }
     # Checks return what they are given, or a copy of it; `reduce_bags` and `reduce_bags_at` write
     # what `segment_reduce` returns; `every_row` and `updated` are NumPy around kernels that have
-    # twins; `stage_update` is the first half of `update_rows`; `reads_slots` is about dtypes only.
+    # twins; `stage_update` is the first half of `update_rows`; `reads_slots` is about dtypes only,
+    # `has_few_rows` about sizes.
     without = {
         "as_max_norm",
         "check_row_splits",
         "every_row",
+        "has_few_rows",
         "immutable",
         "integers",
         "place_in",
