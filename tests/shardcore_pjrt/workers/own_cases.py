@@ -40,7 +40,9 @@ def trains(folder):
     settings = json.loads((folder / "settings.json").read_text())
     me, own = jax.process_index(), set(jax.local_devices())
     found = {}
-    with make_engine(options={"batches": "own", **settings["options"]}) as e:
+    devices = [jax.devices("cpu")[at] for at in settings["order"]]
+    options = {"batches": "own", "devices": devices, **settings["options"]}
+    with make_engine(options=options) as e:
         for step, sizes in enumerate(settings["sizes"]):
             features, weights, gradients = make_batch(100 * step + me, sizes[me])
             lookup = e.lookup(features, weights)
