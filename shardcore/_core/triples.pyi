@@ -8,13 +8,7 @@ COUNTERS: int
 WORDS: int
 
 def count_keys(
-    numbers__n: Ints,
-    first: int,
-    last: int,
-    holder_bits: int,
-    row_bits: int,
-    shift: int,
-    counts: Ints,
+    numbers__n: Ints, holder_bits: int, row_bits: int, shift: int, counts: Ints
 ) -> None: ...
 def deal_bags(
     numbers__n: Ints,

@@ -44,29 +44,26 @@ cdef inline uint32_t part_of(uint64_t row, int part_bits) noexcept nogil:
     return <uint32_t>(<uint64_t>(<uint32_t>row * SCATTER) >> (32 - part_bits))
 
 
-def count_keys(const int64_t[::1] numbers__n, int64_t first, int64_t last, int holder_bits,
-               int row_bits, int shift, int64_t[::1] counts):
-    """Add to `counts` how many of ``numbers__n[first:last]`` have each ``key >> shift``. O(n)."""
+def count_keys(const int64_t[::1] numbers__n, int holder_bits, int row_bits, int shift,
+               int64_t[::1] counts):
+    """Add to `counts` how many of `numbers__n` have each value of ``key >> shift``. O(n)."""
     cdef Py_ssize_t i
-    cdef const int64_t* numbers
     cdef int64_t* of = &counts[0]
-    if first >= last:
-        return
-    numbers = &numbers__n[0]
     with nogil:
-        for i in range(first, last):
-            of[key_of_number(numbers[i], holder_bits, row_bits) >> shift] += 1
+        for i in range(numbers__n.shape[0]):
+            of[key_of_number(numbers__n[i], holder_bits, row_bits) >> shift] += 1
 
 
 def deal_bags(const int64_t[::1] numbers__n, const int64_t[::1] row_splits, int64_t first_bag,
               int64_t last_bag, int32_t number, const float[::1] gains__n,
               const float[::1] gains__b, int holder_bits, int row_bits, int shift,
               int64_t[::1] starts, uint64_t[::1] pairs):
-    """Put a feature's bags, the first one of this `number`, into the buckets of a worker. O(n).
+    """Put some of a feature's bags, the first one of this `number`, into a worker's buckets. O(n).
 
-    Gains are those of ids, of bags, or, where there are neither, 1.
+    `numbers__n` are those of these bags; gains are those of all ids, of all bags, or, where there
+    are neither, 1.
     """
-    cdef int64_t bag, i, at
+    cdef int64_t bag, i, at, before
     cdef const int64_t* numbers
     cdef const float* of_ids = &gains__n[0] if gains__n.shape[0] else NULL
     cdef const float* of_bags = &gains__b[0] if gains__b.shape[0] else NULL
@@ -77,12 +74,13 @@ def deal_bags(const int64_t[::1] numbers__n, const int64_t[::1] row_splits, int6
     if first_bag >= last_bag or row_splits[first_bag] == row_splits[last_bag]:
         return
     numbers, to = &numbers__n[0], <wide_t*>&pairs[0]
+    before = row_splits[first_bag]
     with nogil:
         for bag in range(first_bag, last_bag):
             gain = of_bags[bag] if of_bags != NULL else 1
             pair.source = <int64_t>(number + bag - first_bag) << 32 | bits_of_float(gain)
             for i in range(row_splits[bag], row_splits[bag + 1]):
-                pair.key = key_of_number(numbers[i], holder_bits, row_bits)
+                pair.key = key_of_number(numbers[i - before], holder_bits, row_bits)
                 if of_ids != NULL:
                     pair.source = pair.source >> 32 << 32 | bits_of_float(of_ids[i])
                 bucket = pair.key >> shift

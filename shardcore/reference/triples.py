@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from shardcore.reference.placement import locate
 from shardcore.store.sorted_triples import TripleLists, WorkedBags
 
 __all__ = ["sort_triples"]
@@ -89,8 +90,10 @@ def sort_triples(
 
     Examples
     --------
+    >>> from shardcore.sharding import Layout
     >>> ids, splits = np.array([9, 2, 9, 9, 4]), np.array([0, 2, 5])
-    >>> bags = WorkedBags(ids, splits, np.array([0, 1, 2]), np.array([0, 0]))
+    >>> whole, none = Layout.div(16, 1), np.zeros(1, np.int64)
+    >>> bags = WorkedBags(ids, whole, none, splits, np.array([0, 1, 2]), np.array([0, 0]))
     >>> found = sort_triples([bags], workers=2, groups=1, holder_bits=1, row_bits=3)
     >>> {at: float(gain) for at, gain in found.gains[1][1].items()}
     {(4, 0): 2.0}
@@ -99,12 +102,14 @@ def sort_triples(
         [{} for _ in range(groups << holder_bits)] for _ in range(workers)
     ]
     for bags in features:
+        shard, local = locate(bags.ids, bags.layout.shard_sizes.tolist(), bags.layout.strategy)
+        numbers = bags.bases[shard] + local
         for worker in range(workers):
             first, last = int(bags.borders[worker]), int(bags.borders[worker + 1])
             for bag in range(first, last):
                 number = int(bags.firsts[worker]) + bag - first
                 for i in range(bags.row_splits[bag], bags.row_splits[bag + 1]):
-                    digits, low = divmod(int(bags.numbers[i]), 1 << holder_bits)
+                    digits, low = divmod(int(numbers[i]), 1 << holder_bits)
                     group, row = divmod(digits, 1 << row_bits)
                     gain = np.float32(1)
                     if bags.gains is not None:

@@ -21,6 +21,7 @@ from shardcore._core.occurrences import starts_of_buckets as _starts_of_buckets
 from shardcore._core.routing import fill_rest as _fill_rest
 from shardcore.errors import ShardcoreValueError
 from shardcore.memory import pool
+from shardcore.sharding import Layout
 from shardcore.store import threads
 
 __all__ = ["SortedTriples", "TripleLists", "WorkedBags", "sort_triples"]
@@ -56,8 +57,12 @@ class WorkedBags:
 
     Attributes
     ----------
-    numbers : ndarray of int64, shape (n,)
-        Of the rows that are named, as `sort_triples` takes them.
+    ids : ndarray of int32 or int64, shape (n,)
+        Rows of a table.
+    layout : Layout
+        Of the table.
+    bases : ndarray of int64, shape (shards,)
+        The number of each shard's first row, as `sort_triples` takes it; the others follow.
     row_splits : ndarray of int64, shape (bags + 1,)
     borders : ndarray of int64, shape (workers + 1,)
         Worker w has bags ``borders[w]`` to ``borders[w + 1]``.
@@ -69,7 +74,9 @@ class WorkedBags:
         None: all 1.
     """
 
-    numbers: Ints
+    ids: NDArray[np.int32] | Ints
+    layout: Layout
+    bases: Ints
     row_splits: Ints
     borders: Ints
     firsts: Ints
@@ -235,12 +242,16 @@ def sort_triples(
     ------
     ShardcoreValueError
         If a feature's borders are not one for each worker and one more, ascending from 0 to its
-        bags; or gains are not one for each id, or bag.
+        bags; or gains are not one for each id, or bag; or bases not one for each shard, or rows
+        have numbers that there are not.
+    ShardcoreIndexError
+        If an id is no row of its table.
 
     Examples
     --------
     >>> ids, splits = np.array([9, 2, 9, 9, 4]), np.array([0, 2, 5])
-    >>> bags = WorkedBags(ids, splits, np.array([0, 1, 2]), np.array([0, 0]))
+    >>> whole, none = Layout.div(16, 1), np.zeros(1, np.int64)
+    >>> bags = WorkedBags(ids, whole, none, splits, np.array([0, 1, 2]), np.array([0, 0]))
     >>> found = sort_triples([bags], workers=2, groups=1, holder_bits=1, row_bits=3)
     >>> found.counts, found.rows
     (array([[1, 1],
@@ -250,13 +261,13 @@ def sort_triples(
     (array([1, 4, 2, 4], dtype=int32), array([1., 1., 1., 2.], dtype=float32))
     """
     for number, bags in enumerate(features):
-        _check(bags, f"features[{number}]", workers)
+        _check(bags, f"features[{number}]", workers, groups << (holder_bits + row_bits))
     holders = groups << holder_bits
     bits = max(0, groups - 1).bit_length() + holder_bits + row_bits
     plain = [_Plain.of(bags) for bags in features]
     ids = np.zeros(workers, np.int64)
     for one in plain:
-        ids += np.diff(one.splits[one.borders])
+        ids += np.diff(one.splits[one.bags.borders])
     splits = np.concatenate([[0], ids.cumsum()])
     ranges = threads.ranges(splits, _COST)
     counts, distinct = np.zeros((2, workers, holders), np.int64)
@@ -313,22 +324,18 @@ def _distinct(keys: Ints, limits: Ints, bits: int) -> int:
 class _Plain(NamedTuple):
     """A feature's arrays as the kernels take them."""
 
-    numbers: Ints
+    bags: WorkedBags
     splits: Ints
-    borders: Ints
-    firsts: Ints
     gains: Gains
     bag_gains: Gains
 
     @classmethod
     def of(cls, bags: WorkedBags) -> _Plain:
-        whole = (bags.numbers, bags.row_splits, bags.borders, bags.firsts)
-        numbers, splits, borders, firsts = (np.ascontiguousarray(one, np.int64) for one in whole)
         gains, bag_gains = (
             _NONE if one is None else np.ascontiguousarray(one, np.float32)
             for one in (bags.gains, bags.bag_gains)
         )
-        return cls(numbers, splits, borders, firsts, gains, bag_gains)
+        return cls(bags, np.ascontiguousarray(bags.row_splits, np.int64), gains, bag_gains)
 
 
 def _dealt(
@@ -342,27 +349,27 @@ def _dealt(
 ) -> Ints:
     """Put a worker's pairs into buckets of keys; return where each bucket begins."""
     counts, limits = np.zeros((1, buckets), np.int64), np.empty(buckets + 1, np.int64)
-    own = [
-        (one, int(one.borders[worker]), int(one.borders[worker + 1]))
-        for one in features
-        if one.borders[worker] < one.borders[worker + 1]
-    ]
-    for one, first, last in own:
-        ids = int(one.splits[first]), int(one.splits[last])
-        _kernel.count_keys(one.numbers, *ids, holder_bits, row_bits, shift, counts[0])
+    own = []
+    for one in features:
+        first, last = int(one.bags.borders[worker]), int(one.bags.borders[worker + 1])
+        if first < last:
+            ids = one.bags.ids[one.splits[first] : one.splits[last]]
+            numbers = one.bags.layout.addresses(ids, one.bags.bases, 1)
+            _kernel.count_keys(numbers, holder_bits, row_bits, shift, counts[0])
+            own.append((one, first, last, numbers))
     _starts_of_buckets(counts, limits)
-    for one, first, last in own:
-        number = int(one.firsts[worker])
+    for one, first, last, numbers in own:
+        number = int(one.bags.firsts[worker])
         _kernel.deal_bags(
-            one.numbers, one.splits, first, last, number, one.gains, one.bag_gains,
+            numbers, one.splits, first, last, number, one.gains, one.bag_gains,
             holder_bits, row_bits, shift, counts[0], pairs,
         )  # fmt: skip
     return limits
 
 
-def _check(bags: WorkedBags, name: str, workers: int) -> None:
-    """Raise unless a feature's arrays fit each other."""
-    count, ids = bags.row_splits.size - 1, bags.numbers.size
+def _check(bags: WorkedBags, name: str, workers: int, numbers: int) -> None:
+    """Raise unless a feature's arrays fit each other, and its rows have numbers."""
+    count, ids = bags.row_splits.size - 1, bags.ids.size
     borders = bags.borders
     if borders.shape != (workers + 1,) or bags.firsts.shape != (workers,):
         raise ShardcoreValueError(
@@ -372,6 +379,18 @@ def _check(bags: WorkedBags, name: str, workers: int) -> None:
     if borders[0] != 0 or borders[-1] != count or (np.diff(borders) < 0).any():
         raise ShardcoreValueError(
             f"{name}.borders must ascend from 0 to its {count} bags, got {borders.tolist()}"
+        )
+    sizes = bags.layout.shard_sizes
+    if bags.bases.shape != sizes.shape:
+        raise ShardcoreValueError(
+            f"{name}.bases must be of shape {sizes.shape}, got {bags.bases.shape}"
+        )
+    outside = (sizes > 0) & ((bags.bases < 0) | (bags.bases + sizes > numbers))
+    if outside.any():
+        shard = int(np.argmax(outside))
+        raise ShardcoreValueError(
+            f"{name}.bases must give every row a number below {numbers}, "
+            f"got {bags.bases[shard]} for {sizes[shard]} rows of shard {shard}"
         )
     for argument, values, size in (
         ("gains", bags.gains, ids),

@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from shardcore import reference
-from shardcore.errors import ShardcoreValueError
+from shardcore.errors import ShardcoreIndexError, ShardcoreValueError
+from shardcore.sharding import Layout
 from shardcore.store import sorted_triples
 from shardcore.store.sorted_triples import SortedTriples, WorkedBags, sort_triples
 
@@ -30,13 +31,19 @@ def numbers_of(
     return digits << holder_bits | rng.integers(0, 1 << holder_bits, n)
 
 
+WHOLE = Layout.div(16, 1)
+NONE = np.zeros(1, np.int64)
+
+
 def bags_of(
     rng: np.random.Generator,
     workers: int,
     kinds: list[str],
-    draw: Callable[[np.random.Generator, int], Any],
+    rows: int,
+    where: tuple[int, int, int],
     most: int = 4,
 ) -> list[WorkedBags]:
+    groups, holder_bits, row_bits = where
     features, filled = [], np.zeros(workers, np.int64)
     for kind in kinds:
         own = rng.integers(0, most, workers)
@@ -45,9 +52,17 @@ def bags_of(
         splits = np.concatenate([[0], lengths.cumsum()])
         n = int(splits[-1])
         firsts = filled + rng.integers(0, 3, workers)
+        layout, bases = Layout.div(groups << (holder_bits + row_bits), 1), NONE
+        ids = numbers_of(rng, n, rows, *where)
+        if rng.random() < 0.5:  # rows of a table, dealt round to the groups
+            layout = Layout.mod(groups << (holder_bits + row_bits), groups)
+            bases = np.arange(groups) << (holder_bits + row_bits)
+            ids = rng.integers(0, min(layout.num_rows, rows * groups), n)
         features.append(
             WorkedBags(
-                draw(rng, n),
+                ids.astype(np.int32) if ids.max(initial=0) < 2**31 and rng.random() < 0.5 else ids,
+                layout,
+                bases,
                 splits,
                 borders,
                 firsts,
@@ -127,9 +142,11 @@ def test_lists_equal_their_twin(
     rows = min(rows, 1 << row_bits)
     most = int(rng.choice([4, 40]))  # more pairs of a bucket than are sorted by insertion
     where = (groups, holder_bits, row_bits)
-    features = bags_of(rng, workers, kinds, lambda r, n: numbers_of(r, n, rows, *where), most)
+    features = bags_of(rng, workers, kinds, rows, where, most)
     given_arrays = [
-        WorkedBags(*(None if one is None else frozen(one) for one in vars(bags).values()))
+        WorkedBags(
+            *(frozen(one) if isinstance(one, np.ndarray) else one for one in vars(bags).values())
+        )
         for bags in features
     ]
     found = sort_triples(given_arrays, workers, *where)
@@ -150,7 +167,8 @@ def test_many_ids_on_threads(
     numbers[hot] = numbers[rng.integers(0, 3, np.count_nonzero(hot))]
     splits = np.concatenate([[0], np.sort(rng.integers(0, n + 1, bags - 1)), [n]])
     borders = np.array([0, 100, 100, 30_000, 40_000, 59_000, bags])
-    one = WorkedBags(numbers, splits, borders, np.zeros(workers, np.int64))
+    whole = Layout.div(groups << (holder_bits + row_bits), 1)
+    one = WorkedBags(numbers, whole, NONE, splits, borders, np.zeros(workers, np.int64))
     found = sort_triples([one], workers, groups, holder_bits, row_bits)
     digits, low = numbers >> holder_bits, numbers & 1
     holder, row = (digits >> row_bits) * 2 + low, digits & (1 << row_bits) - 1
@@ -185,7 +203,12 @@ def test_no_ids_are_sorted() -> None:
 
 
 PLAIN = WorkedBags(
-    np.array([9, 2, 9]), np.array([0, 2, 3]), np.array([0, 1, 2]), np.zeros(2, np.int64)
+    np.array([9, 2, 9]),
+    WHOLE,
+    NONE,
+    np.array([0, 2, 3]),
+    np.array([0, 1, 2]),
+    np.zeros(2, np.int64),
 )
 
 
@@ -211,6 +234,18 @@ PLAIN = WorkedBags(
         (
             {"borders": np.array([0, 3, 2])},
             "features[1].borders must ascend from 0 to its 2 bags, got [0, 3, 2]",
+        ),
+        (
+            {"bases": np.zeros(2, np.int64)},
+            "features[1].bases must be of shape (1,), got (2,)",
+        ),
+        (
+            {"bases": np.array([1])},
+            "features[1].bases must give every row a number below 16, got 1 for 16 rows of shard 0",
+        ),
+        (
+            {"layout": Layout.mod(20, 3), "bases": np.array([0, -7, 9])},
+            "features[1].bases must give every row a number below 16, got -7 for 7 rows of shard 1",
         ),
         (
             {"gains": np.ones(2, np.float32)},
@@ -242,11 +277,17 @@ def test_lists_that_have_no_room_are_refused(
     starts: list[int], blocks: int, room: int, told: str
 ) -> None:
     ids = np.array([9, 2, 9, 9, 4])
-    bags = WorkedBags(ids, np.array([0, 2, 5]), np.array([0, 1, 2]), np.zeros(2, np.int64))
+    bags = dataclasses.replace(PLAIN, ids=ids, row_splits=np.array([0, 2, 5]))
     found = sort_triples([bags], 2, 1, 1, 3)
     message = f"starts must be multiples of 8 from which on lists end within {told}"
     with pytest.raises(ShardcoreValueError, match=f"^{re.escape(message)}$"):
         found.lists(np.array(starts).reshape(2, 1, 2), np.zeros(blocks, np.int64), room, 0)
+
+
+def test_ids_that_are_no_rows_are_refused() -> None:
+    wrong = dataclasses.replace(PLAIN, layout=Layout.div(9, 1))
+    with pytest.raises(ShardcoreIndexError, match="9"):
+        sort_triples([wrong], 2, 1, 1, 3)
 
 
 def test_parts_and_starts_have_their_shapes() -> None:

@@ -145,7 +145,7 @@ def bags_of_core(geometry: StackGeometry, spread: Spread) -> int:
 
 
 def _worked(geometry: StackGeometry, spread: Spread, tables: Sequence[int]) -> list[WorkedBags]:
-    """Return the bags of features by the core that works for them, ids as the stack's rows."""
+    """Return the bags of features by the core that works for them, and how ids are numbered."""
     of_core = max(1, bags_of_core(geometry, spread))
     device, core = np.divmod(np.arange(geometry.all_cores), geometry.cores)
     worked = []
@@ -157,7 +157,9 @@ def _worked(geometry: StackGeometry, spread: Spread, tables: Sequence[int]) -> l
         gains, bag_gains = _gains(bags)
         worked.append(
             WorkedBags(
-                geometry.numbers(table, bags.ids),
+                bags.ids,
+                geometry.layouts[table],
+                geometry.first_numbers[table],
                 bags.row_splits,
                 np.append(borders, bags.num_bags),
                 np.maximum(start - core * of_core, 0),

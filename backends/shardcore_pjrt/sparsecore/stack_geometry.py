@@ -153,7 +153,7 @@ class StackGeometry:
         return (self.rows_per_core - 1).bit_length()
 
     @cached_property
-    def _firsts(self) -> NDArray[np.int64]:
+    def first_numbers(self) -> NDArray[np.int64]:
         """The number of the first row of each table on each device, (tables, devices)."""
         of_device = np.arange(self.devices) << (self.row_bits + self.core_bits)
         return of_device + np.array(self.first_rows, np.int64)[:, None] * self.cores
@@ -174,7 +174,7 @@ class StackGeometry:
         >>> stack.core_bits, stack.row_bits, stack.numbers(1, np.array([0, 1, 2]))
         (1, 5, array([32, 96, 33]))
         """
-        return self.layouts[table].addresses(rows, self._firsts[table], 1)
+        return self.layouts[table].addresses(rows, self.first_numbers[table], 1)
 
     def place(
         self, table: int, rows: NDArray[np.int32] | NDArray[np.int64]
