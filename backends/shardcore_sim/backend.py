@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -354,18 +354,28 @@ class SimBackend(Backend):
         places = [
             np.empty(cut[host].ids.stop - cut[host].ids.start, np.int64) for cut in route.shares
         ]
-        received, base = [], 0
+        offsets = placement.lookup_layout.offsets
+        parts = [
+            (shard, where, found[host][shard])
+            for shard in range(placement.lookup_layout.num_shards)
+            for where, found in zip(places, route.found, strict=True)
+        ]
+        # One sort for all shards, whose rows are put one shard after the other.
+        named = [np.add(part.rows, offsets[shard], dtype=np.int64) for shard, _, part in parts]
+        occurrences = np.arange(sum(rows.size for rows in named), dtype=np.int32)
+        asked = sort_occurrences(np.concatenate(named), occurrences, None, int(offsets[-1]))
+        place_of = np.empty(occurrences.size, np.int64)
+        place_of[asked.sources] = np.repeat(np.arange(asked.rows.size), np.diff(asked.run_splits))
+        borders, dtype = np.searchsorted(asked.rows, offsets), _type_of(part for *_, part in parts)
+        received = []
         for shard in range(placement.lookup_layout.num_shards):
-            parts = [found[host][shard] for found in route.found]
-            wanted, place_of = np.unique(
-                np.concatenate([part.rows for part in parts]), return_inverse=True
-            )
+            wanted = asked.rows[borders[shard] : borders[shard + 1]] - offsets[shard]
+            wanted = wanted.astype(dtype, copy=False)  # as they were given: they travel so
             received.append(placement.fetch(call, host, shard, wanted))
-            at = 0
-            for part, where in zip(parts, places, strict=True):
-                where[part.positions] = place_of[at : at + part.rows.size] + base
-                at += part.rows.size
-            base += wanted.size
+        at = 0
+        for _, where, part in parts:
+            where[part.positions] = place_of[at : at + part.rows.size]
+            at += part.rows.size
         return np.concatenate(received), places
 
     def _pooled(
@@ -619,6 +629,11 @@ def _cut(batch: TableBatch, cuts: list[list[Share]], layout: Layout) -> Found:
         return [occurring(bags, share, layout) for share in cut]
 
     return list(itertools.starmap(of_feature, zip(batch.features, cuts, strict=True)))
+
+
+def _type_of(parts: Iterable[Occurring]) -> np.dtype[Any]:
+    """Return the type that holds the rows of all of them."""
+    return np.result_type(*{part.rows.dtype for part in parts})
 
 
 def _parts_of(

@@ -140,7 +140,7 @@ class Call:
 
     Attributes
     ----------
-    traffic : dict of (table, source, target) -> ndarray of int64, shape (2,)
+    traffic : dict of (table, source, target) -> list of int
         Messages and bytes.
     served, updated : dict of (table, host) -> int
         Rows.
@@ -149,7 +149,7 @@ class Call:
     def __init__(self, exchange: Exchange, name: str, number: int) -> None:
         self.name = name
         self.number = number
-        self.traffic: dict[tuple[str, int, int], NDArray[np.int64]] = {}
+        self.traffic: dict[tuple[str, int, int], list[int]] = {}
         self.served: dict[tuple[str, int], int] = defaultdict(int)
         self.updated: dict[tuple[str, int], int] = defaultdict(int)
         self.events: dict[str, int] = defaultdict(int)
@@ -268,8 +268,9 @@ class Call:
         given_up = missed > repeats
         copies = 1 + repeats
         self.events["retried"] += repeats
-        counted = self.traffic.setdefault((table, source, target), np.zeros(2, np.int64))
-        counted += (copies, copies * nbytes)
+        counted = self.traffic.setdefault((table, source, target), [0, 0])
+        counted[0] += copies
+        counted[1] += copies * nbytes
         spent = self._exchange.cost.message_seconds(copies, copies * nbytes)
         times = self._stage(stage)
         times[1, source] += spent

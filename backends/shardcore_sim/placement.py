@@ -280,7 +280,7 @@ class Placement(ABC):
         gradients: NDArray[Any],
         update: TableUpdate,
     ) -> dict[str | None, NDArray[Any]]:
-        """Return rows and slots as they are after the update."""
+        """Return rows and slots as they are after the update; `arrays` are changed."""
         spec = self.spec
         assert spec.optimizer is not None, "the engine trains tables with an optimizer only"
         touched = sum(array.nbytes for array in arrays.values())
@@ -288,10 +288,7 @@ class Placement(ABC):
         seconds = call.cost.row_seconds(named + 2 * row_ids.size, named * gradients[:1].nbytes)
         call.work(host, seconds + call.cost.row_seconds(0, 2 * touched), _ASK)
         call.update(host, spec.name, row_ids.size)
-        copies = StoreTable(row_ids.size, spec.dim, spec.dtype, spec.optimizer)
-        copies.rows[...] = arrays[None]
-        for slot, array in copies.slots.items():
-            array[...] = arrays[slot]
+        copies = StoreTable.holding(arrays, spec.optimizer)
         places = np.arange(row_ids.size, dtype=np.int64)
         copies.apply(
             RowUpdate(

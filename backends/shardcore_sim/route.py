@@ -112,13 +112,17 @@ def occurring(bags: FeatureBags, share: Share, layout: Layout) -> list[Occurring
     for owner in range(layout.num_shards):
         group = slice(int(row_splits[owner]), int(row_splits[owner + 1]))
         positions = order[group]
-        distinct, sources = np.unique(bag_of[positions], return_inverse=True)
+        named = bag_of[positions]  # ascending, as the positions are
+        first_of_bag = np.ones(named.size, np.bool_)
+        np.not_equal(named[1:], named[:-1], out=first_of_bag[1:])
+        sources = np.cumsum(first_of_bag, dtype=np.int32)
+        sources -= 1
         found.append(
             Occurring(
                 local[group],
                 positions,
-                distinct,
-                sources.astype(np.int32),
+                named[first_of_bag],
+                sources,
                 None if gains is None else gains[positions],
             )
         )

@@ -31,15 +31,15 @@ DIVIDED: Final[dict[str, int]] = _kernel.DIVIDED
 """Combiner -> what `CombineFew` calls it."""
 
 
-def few_bags_of(arrays: Sequence[NDArray[Any]], layout: Layout) -> CombineFew | None:
+def few_bags_of(arrays: Sequence[NDArray[Any]], layout: Layout | None) -> CombineFew | None:
     """Return what combines few bags of the rows of arrays; None where rows have no elements.
 
     Parameters
     ----------
     arrays : sequence of ndarray of a table dtype, each (shard size, *row_shape)
         One per shard, C-contiguous and aligned; held, and read where they lie.
-    layout : Layout
-        Which row lies where.
+    layout : Layout or None
+        Which row lies where; None where all lie in one array.
 
     Examples
     --------
@@ -56,14 +56,14 @@ def few_bags_of(arrays: Sequence[NDArray[Any]], layout: Layout) -> CombineFew | 
     if dim == 0:
         return None
     bases = np.array([array.__array_interface__["data"][0] for array in arrays], np.int64)
-    placement = None if len(arrays) == 1 else layout.placement
+    placement = None if layout is None or len(arrays) == 1 else layout.placement
     few = _kernel.FewBags(
         bases,
         placement,
         dim * first.itemsize,
         kind_of(first.dtype),
         dim,
-        layout.num_rows,
+        len(first) if layout is None else layout.num_rows,
         tuple(arrays),
     )
     combine: CombineFew = few.combine

@@ -7,9 +7,9 @@ that change rows must not do so at once: the backend sees to that.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +21,7 @@ from shardcore.memory import pool
 from shardcore.memory.zeros import aligned_zeros
 from shardcore.optimizer.base import Optimizer
 from shardcore.optimizer.slot_values import fill_slots
-from shardcore.sharding import Layout
-from shardcore.store.few_bags import DIVIDED, MOST_IDS, few_bags_of
+from shardcore.store.few_bags import DIVIDED, MOST_IDS, CombineFew, few_bags_of
 from shardcore.store.lock import ReadWriteLock
 from shardcore.store.row_update import RowUpdate
 from shardcore.store.scatter import gather_rows, put_rows
@@ -67,16 +66,50 @@ class StoreTable:
     def __init__(
         self, rows: int, dim: int, dtype: np.dtype[Any], optimizer: Optimizer | None
     ) -> None:
-        self.rows = aligned_zeros((rows, dim), dtype)
-        self.slots: dict[str, NDArray[Any]] = {}
+        slots = {
+            spec.name: aligned_zeros(spec.shape(rows, dim), spec.storage_dtype(dtype))
+            for spec in (optimizer.slots if optimizer is not None else ())
+        }
+        self._hold(aligned_zeros((rows, dim), dtype), slots, optimizer)
+
+    @classmethod
+    def holding(
+        cls, arrays: Mapping[str | None, NDArray[Any]], optimizer: Optimizer | None
+    ) -> Self:
+        """Return a table of rows and slots that are there already, changed where they lie.
+
+        Parameters
+        ----------
+        arrays : mapping of slot name, None for the weights -> ndarray
+            As `read` returns them, C-contiguous and aligned, and nobody else's.
+        optimizer : Optimizer or None
+
+        Examples
+        --------
+        >>> rows = np.ones((2, 3), np.float32)
+        >>> StoreTable.holding({None: rows}, None).rows is rows
+        True
+        """
+        table = cls.__new__(cls)
+        slots = {spec.name: arrays[spec.name] for spec in optimizer.slots} if optimizer else {}
+        table._hold(arrays[None], slots, optimizer)
+        return table
+
+    def _hold(
+        self, rows: NDArray[Any], slots: dict[str, NDArray[Any]], optimizer: Optimizer | None
+    ) -> None:
+        self.rows = rows
+        self.slots = slots
         self._optimizer = optimizer
-        self._working = working_dtype(dtype)
+        self._working = working_dtype(rows.dtype)
         self._lock = ReadWriteLock()
-        self._few = few_bags_of([self.rows], Layout.div(rows, 1))
-        for spec in optimizer.slots if optimizer is not None else ():
-            self.slots[spec.name] = aligned_zeros(spec.shape(rows, dim), spec.storage_dtype(dtype))
         self.pure_updates = 0
-        self._hinders = not reads_slots(self.slots)
+        self._hinders = not reads_slots(slots)
+
+    @cached_property
+    def _few(self) -> CombineFew | None:
+        """What combines few bags; made when it is first asked for, as few tables are."""
+        return few_bags_of([self.rows], None)
 
     def initialise(self, initializer: Callable[..., Any], global_rows: range, seed: int) -> None:
         """Give rows and slots, still zeros, the initial values of rows of the whole table.
