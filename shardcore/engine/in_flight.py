@@ -32,7 +32,7 @@ RESTORED: Final = "for a lookup that was dropped by a restore"
 """How a lookup ends, as a message says it of a call that came later."""
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Batch:
     """A batch as it was prepared.
 

@@ -57,6 +57,15 @@ def test_an_id_outside_is_found_wherever_it_is(dtype: type[Any]) -> None:
 
 
 @pytest.mark.parametrize(
+    "splits", [[0, 3, 1, 3], [0, 2, 1, 3], [0, 4, 3], [0, 1, 2], [0, 1, 4], [1, 3], [-1, 3]]
+)
+def test_row_splits_that_go_down_or_miss_an_end_are_refused(splits: list[int]) -> None:
+    assert take_bags(IDS, np.array([0, 1, 1, 3]), 6) is not None
+    assert take_bags(IDS, np.array(splits), 6) is None
+    assert reference.take_bags(IDS, np.array(splits), 6) is None
+
+
+@pytest.mark.parametrize(
     ("ids", "splits", "own", "own_splits"),
     [
         (IDS.reshape(1, 3), SPLITS, np.zeros((1, 3), int), np.zeros(3, int)),
