@@ -87,8 +87,9 @@ class Batch:
         touched = self.per_row["row_ids"] >= 0
         if touched.ndim == 1:
             touched = in_lanes(touched, geometry)
-        lane = jnp.arange(geometry.line_width, dtype=jnp.int32)
-        return touched & (lane % geometry.width < geometry.columns)
+        place = jnp.arange(geometry.line_width, dtype=jnp.int32) % geometry.width
+        column = first_column(geometry) + place
+        return touched & (place < geometry.columns) & (column < geometry.dim)
 
 
 class RowUpdate:
