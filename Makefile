@@ -14,7 +14,7 @@ MUTANTS_ARGS ?=
 PEERS ?= torch==2.13.0 tensorflow-cpu==2.21.0 jax==0.10.2 flax==0.12.8 polars==2.1.0 pandas==3.1.1
 BARE_PEERS ?= fbgemm-gpu-cpu==1.8.0 jax_tpu_embedding==0.1.0
 
-.PHONY: demo check test test-pjrt test-peers test-clone test-pages test-long compile-tpu mutants lint bench clean
+.PHONY: demo check test test-pjrt battery test-peers test-clone test-pages test-long compile-tpu mutants lint bench clean
 
 # Installations are editable: what is Python runs as it is now; what is compiled is watched here.
 # The version is one in the metadata too, which an installation copies.
@@ -86,6 +86,12 @@ test-pjrt: .venv-pjrt/ready  ## the backend pjrt: on eight CPU devices, and comp
 	$(ON_EIGHT) -m libtpu tests/shardcore_pjrt
 	JAX_PLATFORMS=cpu PYTHONPATH=tests/peers \
 		.venv-pjrt/bin/python -P -m pytest -p no_skips tests/shardcore_optimizers/test_optimizers_in_jax.py
+
+# Another run of the same batches: SHARDCORE_TEST_SEED, which is printed first.
+BATCHES ?= 600
+
+battery: .venv-pjrt/ready  ## random batches on 1, 2, 3 and 8 devices, by the rules of TPUs and GPUs, beside cpu; counted
+	SHARDCORE_TEST_BATCHES=$(BATCHES) $(ON_EIGHT) -s tests/shardcore_pjrt/test_battery.py
 
 test-peers: .venv-peers/ready  ## against torch, FBGEMM, TensorFlow, SparseCore, polars, pandas; with JAX; a missing one fails
 	JAX_PLATFORMS=cpu PYTHONPATH=tests/peers .venv-peers/bin/python -P -m pytest -p no_skips \

@@ -1,14 +1,13 @@
 """What ships is what is tested: the programs of a TPU and a GPU, run on CPU devices.
 
-Which lanes, exchanges and layouts are chosen depends on the platform; nothing else does. So random
-batches go through the rules of each, beside the backend ``cpu``.
+Which lanes, exchanges and layouts are chosen depends on the platform; nothing else does. Random
+batches by the rules of each are in `test_battery`.
 """
 
 from __future__ import annotations
 
 import re
 
-import jax
 import numpy as np
 import pytest
 from shardcore_pjrt.backend import PjrtBackend
@@ -16,87 +15,6 @@ from shardcore_pjrt.programs import lookup_program, update_program
 from shardcore_pjrt.routing.strategy import ONE_HOT_ROWS
 
 import shardcore as sc
-
-RULES = ("tpu", "cuda", "cpu")
-OPTIMIZERS = (
-    sc.optimizers.SGD(0.1),
-    sc.optimizers.Adagrad(0.1),
-    sc.optimizers.Adagrad(0.1, use_gradient_accumulation=False),
-    sc.optimizers.RowwiseAdagrad(0.1),
-    sc.optimizers.Adam(0.1, lazy_adam=False),
-)
-
-
-def features_of(rng):
-    """Return features of random tables, every placement among them, and one on two features."""
-    made = {}
-    for placement in ("row", "column", "replicated", "table"):
-        name = f"{placement}{len(made)}"
-        table = sc.TableConfig(
-            int(rng.integers(1, 3 * ONE_HOT_ROWS)),
-            int(rng.choice([1, 3, 8, 20, 64, 130])),
-            combiner=str(rng.choice(["sum", "mean", "sqrtn"])),
-            name=name,
-            placement=placement,
-            layout=(None, "div", "mod")[int(rng.integers(0, 3))],
-            dtype=str(rng.choice(["float32", "float32", "bfloat16"])),
-            max_norm=0.7 if rng.random() < 0.2 else None,
-        )
-        made[name] = sc.FeatureConfig(table)
-    made["again"] = sc.FeatureConfig(made["row0"].table, int(rng.integers(0, 3)))
-    return made
-
-
-def batch_of(rng, features, size):
-    """Return ids of ragged, even and empty bags, hot rows first, and weights for some."""
-    ids, weights = {}, {}
-    for name, feature in features.items():
-        lengths = rng.integers(0, 7, size) if rng.random() < 0.6 else np.full(size, 3)
-        splits = np.concatenate(([0], np.cumsum(lengths)))
-        rows = feature.table.vocabulary_size
-        hot = rng.random(splits[-1]) ** 3
-        ids[name] = (np.minimum((hot * rows).astype(np.int64), rows - 1), splits)
-        weighted = rng.random() < 0.3 and not feature.max_sequence_length
-        weights[name] = rng.random(splits[-1]).astype(np.float32) if weighted else None
-    return ids, weights
-
-
-def near(ours, expected, dtype):
-    tolerance = 1e-4 if dtype == np.float32 else 2e-2
-    np.testing.assert_allclose(
-        np.asarray(ours, np.float32), np.asarray(expected, np.float32), tolerance, tolerance
-    )
-
-
-@pytest.mark.parametrize("rules", RULES)
-@pytest.mark.parametrize("devices", [1, 8])
-def test_random_batches(platform, rules, devices):
-    rng = np.random.default_rng((devices, RULES.index(rules)))
-    size = int(rng.integers(8, 40))
-    features, optimizer = features_of(rng), OPTIMIZERS[int(rng.integers(len(OPTIMIZERS)))]
-    with (
-        sc.ShardedEmbedding(features, optimizer, seed=3) as on_cpu,
-        sc.ShardedEmbedding(
-            features, optimizer, PjrtBackend(platform, devices, rules=rules), seed=3
-        ) as on_devices,
-    ):
-        for _ in range(3):
-            ids, weights = batch_of(rng, features, size)
-            for engine in (on_cpu, on_devices):
-                engine.enqueue(ids, weights)
-            expected, ours = on_cpu.dequeue(), on_devices.dequeue()
-            gradients = {}
-            for name, one in expected.items():
-                near(ours[name], one, features[name].table.dtype)
-                gradients[name] = rng.standard_normal(one.shape).astype(np.float32)
-            on_cpu.apply_gradients(gradients)
-            there = jax.device_put(gradients, jax.devices(platform)[0])
-            on_devices.apply_gradients(there)
-        for name, table in on_cpu.tables.items():
-            dtype = table.dtype
-            near(on_devices.tables[name][:], table[:], dtype)
-            for slot, stored in on_cpu.slots[name].items():
-                near(on_devices.slots[name][slot][:], stored[:], dtype)
 
 
 @pytest.mark.parametrize(
