@@ -83,6 +83,12 @@ def test_row_splits_that_go_down_or_miss_an_end_are_refused(splits: list[int]) -
         (IDS.astype(float), SPLITS, np.zeros(3), np.zeros(3, int)),
         (IDS.tolist(), SPLITS, np.zeros(3, int), np.zeros(3, int)),
         (IDS, SPLITS.tolist(), np.zeros(3, int), np.zeros(3, int)),
+        (  # which NumPy shows as unaligned, and a memoryview does not
+            memoryview(bytearray(b"x" + IDS.tobytes()))[1:].cast("q"),
+            SPLITS,
+            np.zeros(3, int),
+            np.zeros(3, int),
+        ),
         (
             np.frombuffer(b"x" + IDS.tobytes(), np.int64, offset=1),
             SPLITS,

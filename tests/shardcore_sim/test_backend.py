@@ -244,3 +244,13 @@ def test_occurrences_are_split_by_owner_in_order(lists, hosts, strategy, weighte
                 np.testing.assert_array_equal(part.gains, gains)
             else:
                 assert part.gains is None
+
+
+def test_ids_travel_in_the_type_they_were_given_in():
+    """Each of two hosts asks the other for one row of two float32."""
+    for dtype in (np.int32, np.int64):
+        table = sc.TableConfig(8, 2, combiner="sum", name="t")
+        options = {"hosts": 2}
+        with sc.ShardedEmbedding(sc.FeatureConfig(table), None, "sim", options) as e:
+            e((np.array([0, 7, 1, 6], dtype), np.array([0, 2, 4])))
+            assert e.metrics()["bytes_exchanged"] == 2 * (np.dtype(dtype).itemsize + 2 * 4)
