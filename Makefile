@@ -77,12 +77,14 @@ test: .venv-test/ready  ## all tests, doctests included
 ON_EIGHT := JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=8 \
 	.venv-pjrt/bin/python -P -m pytest
 
+OF_PROCESSES := tests/shardcore_pjrt/test_processes.py tests/shardcore_pjrt/test_own_samples.py
+
 test-pjrt: .venv-pjrt/ready  ## the backend pjrt: on eight CPU devices, and compiled for TPUs without one
 	JAX_PLATFORMS=cpu .venv-pjrt/bin/python -P -m pytest --doctest-modules --pyargs shardcore_pjrt
 	$(ON_EIGHT) $(IN_PARALLEL) -m "not libtpu" tests/shardcore_pjrt bench/bench_pjrt.py tests/examples/test_index.py \
-		--ignore=tests/shardcore_pjrt/test_processes.py --ignore=tests/shardcore_pjrt/test_conformance.py
+		$(addprefix --ignore=,$(OF_PROCESSES) tests/shardcore_pjrt/test_conformance.py)
 	$(ON_EIGHT) $(IN_PARALLEL) -m "not libtpu" tests/shardcore_pjrt/test_conformance.py
-	$(ON_EIGHT) tests/shardcore_pjrt/test_processes.py
+	$(ON_EIGHT) $(OF_PROCESSES)
 	$(ON_EIGHT) -m libtpu tests/shardcore_pjrt
 	JAX_PLATFORMS=cpu PYTHONPATH=tests/peers \
 		.venv-pjrt/bin/python -P -m pytest -p no_skips tests/shardcore_optimizers/test_optimizers_in_jax.py
