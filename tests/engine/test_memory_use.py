@@ -129,8 +129,9 @@ def test_variables():
 def test_an_update_holds_no_second_copy_of_the_gradients(combiner, weighted, dtype, monkeypatch):
     """By the bytes that NumPy asks for, counted: no allocator blurs them.
 
-    Gradients that come in the working dtype are used where they are. Divided by the sizes of their
-    bags they are an array more; with weights the occurrences are multiplied as they are summed.
+    Gradients that come in the working dtype are tested and used where they are. Divided by the
+    sizes of their bags they are an array more, as those of another dtype are; with weights the
+    occurrences are multiplied as they are summed.
     """
     monkeypatch.setattr(pool, "_MOST", 0)  # what is used again would be counted once at most
     bags, dim = 1 << 14, 64
@@ -141,15 +142,17 @@ def test_an_update_holds_no_second_copy_of_the_gradients(combiner, weighted, dty
     weights = rng.random((bags, 8)).astype(dtype) if weighted else None
     gradients = np.ones((bags, dim), dtype)
     divided = combiner != "sum" and not weighted
-    peaks_of_updates = []
-    for _ in range(2):
+
+    def peak_of_an_update(given):
         e.enqueue(ids, weights)
         e.dequeue()
         tracemalloc.start()
-        e.apply_gradients(gradients)
-        peaks_of_updates.append(tracemalloc.get_traced_memory()[1])
+        e.apply_gradients(given)
+        peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-    # The test for NaN takes a byte per element, before the division takes an array.
-    allowed = gradients.nbytes if divided else gradients.size
-    assert min(peaks_of_updates) < allowed + gradients.nbytes // 16
-    assert max(peaks_of_updates) > gradients.size  # they are counted
+        return peak
+
+    peaks = [peak_of_an_update(gradients) for _ in range(2)]
+    assert min(peaks) < gradients.nbytes * divided + gradients.nbytes // 8
+    converted = peak_of_an_update(gradients.astype("float16"))
+    assert converted > gradients.nbytes * (1 + divided)  # they are counted

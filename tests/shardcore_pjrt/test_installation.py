@@ -355,7 +355,8 @@ shown(sc.get_backend, "pjrt")
         "it takes: platform: 'str' = 'cpu', devices: 'int | Sequence[jax.Device] | None' = None, "
         "lanes: 'int | None' = None, "
         "exchange: \"Literal['gather', 'all_to_all'] | None\" = None, "
-        "strategy: \"Literal['sparsecore'] | None\" = None"
+        "strategy: \"Literal['sparsecore'] | None\" = None, "
+        "batches: \"Literal['same', 'own']\" = 'same', check_agreement: 'bool' = False"
     )
     assert printed[3] == "[]"
     assert "ImportError: imported" in printed[4]

@@ -10,6 +10,8 @@ import pytest
 
 import shardcore as sc
 
+pytest.importorskip("jax", reason="jax is not installed")
+
 WORKERS = Path(__file__).parent / "workers"
 
 

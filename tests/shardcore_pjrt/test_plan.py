@@ -449,6 +449,7 @@ placement = "table"
 @pytest.mark.parametrize("where", ["v5e:2x2", "v5e:2x4"])
 def test_stacks_are_those_of_the_backend(write, where):
     """The backend of CPU devices that follow the rules of a TPU, with the same tables."""
+    pytest.importorskip("jax", reason="jax is not installed")
     from shardcore_pjrt.backend import PjrtBackend
 
     model = load_model(write(MANY))
