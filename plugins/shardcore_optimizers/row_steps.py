@@ -214,7 +214,7 @@ def per_weight(formula: Formula) -> Formula:
 
     The mark is the function's own: a subclass that has another formula does not inherit it.
     """
-    formula.per_weight = True  # type: ignore[attr-defined]
+    formula.per_weight = True  # type: ignore[attr-defined]  # a function takes any attribute
     return formula
 
 
