@@ -59,16 +59,6 @@ placement = "replicated"
 
 
 @pytest.fixture
-def write(tmp_path):
-    def write(text):
-        path = tmp_path / "model.toml"
-        path.write_text(text, encoding="utf-8")
-        return path
-
-    return write
-
-
-@pytest.fixture
 def no_compiler(monkeypatch):
     """Answer compilations with what the test wants, by the number of devices; count them."""
     asked = []

@@ -42,16 +42,6 @@ optimizer = "SGD"
 
 
 @pytest.fixture
-def write(tmp_path):
-    def write(text):
-        path = tmp_path / "model.toml"
-        path.write_text(text, encoding="utf-8")
-        return path
-
-    return write
-
-
-@pytest.fixture
 def no_compiler(monkeypatch):
     """Answer compilations with what the test wants; count them."""
     asked = []
