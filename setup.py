@@ -229,7 +229,10 @@ def source_in_c(extension: Extension) -> Extension:
 
 extensions = [kernel(UTILITY, "shardcore/_core/_cyutility.c")]
 extensions += [kernel(f"{CORE}.{name}", f"shardcore/_core/{name}.pyx") for name in KERNELS]
-extensions += [kernel(f"shardcore.store.{name}", f"shardcore/store/{name}.pyx") for name in STORE]
+extensions += [
+    kernel(f"shardcore.store.{name}", f"shardcore/store/{name}.pyx", "shardcore/store/cores.h")
+    for name in STORE
+]
 extensions += [
     kernel("shardcore_optimizers._hyper", "plugins/shardcore_optimizers/_hyper.pyx", *HYPER)
 ]

@@ -25,11 +25,16 @@
 #define SC_WIDE 32
 #endif
 
-/* The fewest columns that are summed at a time, bytes in a cache line, and occurrences between asking for a
-   row and using it. */
+/* The fewest columns that are summed at a time, and bytes in a cache line. */
 #define SC_FEW 4
 #define SC_LINE 64
-#define SC_AHEAD 64
+
+/* Occurrences between asking for a row and using it: from memory, for the second-level cache, far ahead;
+   from there, for the first, near. `ask` of a sum has a bit for each. */
+#define SC_FAR 64
+#define SC_NEAR 16
+#define SC_ASK_FAR 1
+#define SC_ASK_NEAR 2
 
 #if defined(__clang__)
 #define SC_VECTORS(number, bytes) number __attribute__((vector_size(bytes), aligned(sizeof(number)), may_alias))

@@ -22,24 +22,26 @@ cdef extern from "scalars.h" nogil:
     void prefetch_read "SC_PREFETCH_READ"(const void* address)
 
 cdef extern from "columns.h" nogil:
+    enum:
+        FAR "SC_FAR"    # occurrences between asking for a row in memory and using it
+        ASK_FAR "SC_ASK_FAR"
     void sc_sum_floats_int64(
         const void* table, Py_ssize_t stride, Py_ssize_t dim, const int64_t* ids, Py_ssize_t lo,
-        Py_ssize_t hi, Py_ssize_t last, const float* weights, float* out)
+        Py_ssize_t hi, Py_ssize_t last, int ask, const float* weights, float* out)
     void sc_sum_halves_int64(
         const void* table, Py_ssize_t stride, Py_ssize_t dim, const int64_t* ids, Py_ssize_t lo,
-        Py_ssize_t hi, Py_ssize_t last, const float* weights, float* out)
+        Py_ssize_t hi, Py_ssize_t last, int ask, const float* weights, float* out)
     void sc_sum_bfloats_int64(
         const void* table, Py_ssize_t stride, Py_ssize_t dim, const int64_t* ids, Py_ssize_t lo,
-        Py_ssize_t hi, Py_ssize_t last, const float* weights, float* out)
+        Py_ssize_t hi, Py_ssize_t last, int ask, const float* weights, float* out)
     void sc_sum_doubles_int64(
         const void* table, Py_ssize_t stride, Py_ssize_t dim, const int64_t* ids, Py_ssize_t lo,
-        Py_ssize_t hi, Py_ssize_t last, const double* weights, double* out)
+        Py_ssize_t hi, Py_ssize_t last, int ask, const double* weights, double* out)
 
 cdef enum:
     MOST = 2048         # ids, and bags, that the copies on the stack have room for
     MOST_NUMBERS = 1 << 19  # of the rows named: from then on a batch may be cut over threads
     SHORT = 1 << 13     # so few are summed before another thread would have the interpreter
-    AHEAD = 64          # as SC_AHEAD: the rows that the sums themselves do not ask for
     LINE = 64
 
 cdef enum:
@@ -142,7 +144,7 @@ cdef class FewBags:
         cdef float64_t* wide_out = <float64_t*>out__bd
         if self.rule == NULL:
             table, stride = <const void*><size_t>self.bases[0], self.stride
-        for i in range(n if n < AHEAD else AHEAD):
+        for i in range(n if n < FAR else FAR):  # these the sums do not ask for
             at = 0
             while at < size:
                 prefetch_read(<const void*>(<size_t>table + <size_t>own__n[i] * <size_t>stride
@@ -151,16 +153,16 @@ cdef class FewBags:
         for b in range(bags):
             lo, hi = own_splits[b], own_splits[b + 1]
             if self.kind == FLOAT64:
-                sc_sum_doubles_int64(table, stride, dim, own__n, lo, hi, n, NULL, wide_out)
+                sc_sum_doubles_int64(table, stride, dim, own__n, lo, hi, n, ASK_FAR, NULL, wide_out)
                 divide(wide_out, dim, hi - lo, divided)
                 wide_out += dim
                 continue
             if self.kind == HALF:
-                sc_sum_halves_int64(table, stride, dim, own__n, lo, hi, n, NULL, out)
+                sc_sum_halves_int64(table, stride, dim, own__n, lo, hi, n, ASK_FAR, NULL, out)
             elif self.kind == BFLOAT:
-                sc_sum_bfloats_int64(table, stride, dim, own__n, lo, hi, n, NULL, out)
+                sc_sum_bfloats_int64(table, stride, dim, own__n, lo, hi, n, ASK_FAR, NULL, out)
             else:
-                sc_sum_floats_int64(table, stride, dim, own__n, lo, hi, n, NULL, out)
+                sc_sum_floats_int64(table, stride, dim, own__n, lo, hi, n, ASK_FAR, NULL, out)
             divide(out, dim, hi - lo, divided)
             out += dim
 

@@ -6,14 +6,14 @@ no reordered sum, so every one of those modules computes the same bits.
 Axes: n occurrences, b bags, r rows of the table, u unique rows, d columns (dim).
 
 Sums over rows are those of ``columns.h``, which keeps their totals in vector registers. Rows are
-asked for `AHEAD` occurrences before they are used.
+asked for `FAR` occurrences before they are used.
 
 A table comes as its bytes, (r, row bytes), with its `kind`: the fused types of Cython cannot choose
 between views of two one-field structs, so each `def` makes that choice once, by hand.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset
 
 from shardcore_update cimport shardcore_update_float32, shardcore_update_float64
 from types cimport (
@@ -41,30 +41,34 @@ cdef extern from "scalars.h" nogil:
                                       uint64_t step, bfloat_t* to)
 
 cdef extern from "columns.h" nogil:
+    enum:
+        FAR "SC_FAR"    # occurrences between asking for a row in memory and using it
+        ASK_FAR "SC_ASK_FAR"
+        ASK_NEAR "SC_ASK_NEAR"
     void sc_sum_floats_int64(
         const void* table, Py_ssize_t stride, Py_ssize_t dim, const int64_t* ids, Py_ssize_t lo,
-        Py_ssize_t hi, Py_ssize_t last, const float* weights, float* out)
+        Py_ssize_t hi, Py_ssize_t last, int ask, const float* weights, float* out)
     void sc_sum_floats_int32(
         const void* table, Py_ssize_t stride, Py_ssize_t dim, const int32_t* ids, Py_ssize_t lo,
-        Py_ssize_t hi, Py_ssize_t last, const float* weights, float* out)
+        Py_ssize_t hi, Py_ssize_t last, int ask, const float* weights, float* out)
     void sc_sum_halves_int64(
         const void* table, Py_ssize_t stride, Py_ssize_t dim, const int64_t* ids, Py_ssize_t lo,
-        Py_ssize_t hi, Py_ssize_t last, const float* weights, float* out)
+        Py_ssize_t hi, Py_ssize_t last, int ask, const float* weights, float* out)
     void sc_sum_halves_int32(
         const void* table, Py_ssize_t stride, Py_ssize_t dim, const int32_t* ids, Py_ssize_t lo,
-        Py_ssize_t hi, Py_ssize_t last, const float* weights, float* out)
+        Py_ssize_t hi, Py_ssize_t last, int ask, const float* weights, float* out)
     void sc_sum_bfloats_int64(
         const void* table, Py_ssize_t stride, Py_ssize_t dim, const int64_t* ids, Py_ssize_t lo,
-        Py_ssize_t hi, Py_ssize_t last, const float* weights, float* out)
+        Py_ssize_t hi, Py_ssize_t last, int ask, const float* weights, float* out)
     void sc_sum_bfloats_int32(
         const void* table, Py_ssize_t stride, Py_ssize_t dim, const int32_t* ids, Py_ssize_t lo,
-        Py_ssize_t hi, Py_ssize_t last, const float* weights, float* out)
+        Py_ssize_t hi, Py_ssize_t last, int ask, const float* weights, float* out)
     void sc_sum_doubles_int64(
         const void* table, Py_ssize_t stride, Py_ssize_t dim, const int64_t* ids, Py_ssize_t lo,
-        Py_ssize_t hi, Py_ssize_t last, const double* weights, double* out)
+        Py_ssize_t hi, Py_ssize_t last, int ask, const double* weights, double* out)
     void sc_sum_doubles_int32(
         const void* table, Py_ssize_t stride, Py_ssize_t dim, const int32_t* ids, Py_ssize_t lo,
-        Py_ssize_t hi, Py_ssize_t last, const double* weights, double* out)
+        Py_ssize_t hi, Py_ssize_t last, int ask, const double* weights, double* out)
 
 cdef extern from "scalars.h" nogil:
     void prefetch_read "SC_PREFETCH_READ"(const void* address)
@@ -74,7 +78,13 @@ cdef extern from "scalars.h" nogil:
 cdef enum:
     WIDE = 64           # columns of a sum that goes on that are added at a time
     NARROW = 16
-    AHEAD = 64          # occurrences between asking for a row and using it
+    WIDE_ROW = 512      # bytes
+    UNKNOWN = -1
+    CACHED = 1 << 26    # bytes of a table that stays in some cache
+    STRETCHES = 8       # of consecutive occurrences, see `come_back`
+    STRETCH = 256
+    SEEN_BITS = 15
+    SEEN_WORDS = 1 << 9
     LINE = 64           # bytes in a cache line
     RUN_BLOCK = 4096    # occurrences of one row that are summed in one go
     LANES = 8           # partial sums of a dot product
@@ -174,6 +184,42 @@ cdef inline void ask_for_update(const void* row, Py_ssize_t size) noexcept nogil
         at += LINE
 
 
+cdef inline int rows_to_ask_for(const index_t* ids__n, Py_ssize_t n, Py_ssize_t row_bytes,
+                                Py_ssize_t table_bytes) noexcept nogil:
+    """Return which of the coming rows sums of `n` rows ask for: bits ASK_FAR and ASK_NEAR.
+
+    Rows of a small table are in some cache: near ones only. Of others, narrow rows are asked for far
+    ahead and near. For wide ones that is one time too many: near only where ids come back soon, so
+    that most rows are in a cache, else far ahead only.
+    """
+    if n <= STRETCH:
+        return ASK_FAR
+    if 0 <= table_bytes <= CACHED:
+        return ASK_NEAR
+    if row_bytes < WIDE_ROW:
+        return ASK_FAR | ASK_NEAR
+    return ASK_NEAR if come_back(ids__n, n) else ASK_FAR
+
+
+cdef bint come_back(const index_t* ids__n, Py_ssize_t n) noexcept nogil:
+    """Return whether a tenth of a sample of the ids came before in the sample.
+
+    Ids are known by SEEN_BITS bits of their hash: a few are taken for others.
+    """
+    cdef uint64_t seen[SEEN_WORDS]
+    cdef uint64_t key, bit
+    cdef Py_ssize_t length = n // STRETCHES if n // STRETCHES < STRETCH else STRETCH
+    cdef Py_ssize_t stretch, i, again = 0
+    memset(seen, 0, sizeof(seen))
+    for stretch in range(STRETCHES):
+        for i in range(n // STRETCHES * stretch, n // STRETCHES * stretch + length):
+            key = <uint64_t>ids__n[i] * <uint64_t>0x9E3779B97F4A7C15 >> (64 - SEEN_BITS)
+            bit = <uint64_t>1 << (key & 63)
+            again += seen[key >> 6] & bit != 0
+            seen[key >> 6] |= bit
+    return 10 * again > STRETCHES * length
+
+
 # --- sums of rows ------------------------------------------------------------------------------
 
 cdef inline const row_t* row_at(const row_t* table, Py_ssize_t stride, index_t id) noexcept nogil:
@@ -183,31 +229,31 @@ cdef inline const row_t* row_at(const row_t* table, Py_ssize_t stride, index_t i
 
 cdef inline void sum_rows(const row_t* table, Py_ssize_t stride, Py_ssize_t dim,
                           const index_t* ids__n, Py_ssize_t lo, Py_ssize_t hi, Py_ssize_t last,
-                          const value_t* weights__n, value_t* out) noexcept nogil:
+                          int ask, const value_t* weights__n, value_t* out) noexcept nogil:
     """Write the (weighted) sum of rows ids__n[lo:hi], in that order, to out (dim,).
 
-    Rows are asked for up to position `last`.
+    Rows are asked for ahead, as `ask` has it, up to position `last`.
     """
     if row_t is half_t and value_t is float32_t:
         if index_t is int64_t:
-            sc_sum_halves_int64(table, stride, dim, ids__n, lo, hi, last, weights__n, out)
+            sc_sum_halves_int64(table, stride, dim, ids__n, lo, hi, last, ask, weights__n, out)
         else:
-            sc_sum_halves_int32(table, stride, dim, ids__n, lo, hi, last, weights__n, out)
+            sc_sum_halves_int32(table, stride, dim, ids__n, lo, hi, last, ask, weights__n, out)
     elif row_t is bfloat_t and value_t is float32_t:
         if index_t is int64_t:
-            sc_sum_bfloats_int64(table, stride, dim, ids__n, lo, hi, last, weights__n, out)
+            sc_sum_bfloats_int64(table, stride, dim, ids__n, lo, hi, last, ask, weights__n, out)
         else:
-            sc_sum_bfloats_int32(table, stride, dim, ids__n, lo, hi, last, weights__n, out)
+            sc_sum_bfloats_int32(table, stride, dim, ids__n, lo, hi, last, ask, weights__n, out)
     elif row_t is float32_t and value_t is float32_t:
         if index_t is int64_t:
-            sc_sum_floats_int64(table, stride, dim, ids__n, lo, hi, last, weights__n, out)
+            sc_sum_floats_int64(table, stride, dim, ids__n, lo, hi, last, ask, weights__n, out)
         else:
-            sc_sum_floats_int32(table, stride, dim, ids__n, lo, hi, last, weights__n, out)
+            sc_sum_floats_int32(table, stride, dim, ids__n, lo, hi, last, ask, weights__n, out)
     elif row_t is float64_t and value_t is float64_t:
         if index_t is int64_t:
-            sc_sum_doubles_int64(table, stride, dim, ids__n, lo, hi, last, weights__n, out)
+            sc_sum_doubles_int64(table, stride, dim, ids__n, lo, hi, last, ask, weights__n, out)
         else:
-            sc_sum_doubles_int32(table, stride, dim, ids__n, lo, hi, last, weights__n, out)
+            sc_sum_doubles_int32(table, stride, dim, ids__n, lo, hi, last, ask, weights__n, out)
 
 
 def segment_reduce(const uint8_t[:, ::1] table__rd, int kind, const index_t[::1] ids__n,
@@ -223,8 +269,9 @@ def segment_reduce(const uint8_t[:, ::1] table__rd, int kind, const index_t[::1]
     if out__bd.shape[0] == 0 or out__bd.shape[1] == 0:
         return
     with nogil:
-        reduce_rows(table, table__rd.shape[1], kind, &ids__n[0] if ids__n.shape[0] else NULL,
-                    row_splits, weights__n, divisors__b, out__bd)
+        reduce_rows(table, table__rd.shape[0] * table__rd.shape[1], table__rd.shape[1], kind,
+                    &ids__n[0] if ids__n.shape[0] else NULL, row_splits, weights__n, divisors__b,
+                    out__bd)
 
 
 def segment_reduce_at(const int64_t[::1] addresses__n, int kind, const int64_t[::1] row_splits,
@@ -237,13 +284,14 @@ def segment_reduce_at(const int64_t[::1] addresses__n, int kind, const int64_t[:
     if out__bd.shape[0] == 0 or out__bd.shape[1] == 0:
         return
     with nogil:
-        reduce_rows(NULL, 1, kind, &addresses__n[0] if addresses__n.shape[0] else NULL,
+        reduce_rows(NULL, UNKNOWN, 1, kind, &addresses__n[0] if addresses__n.shape[0] else NULL,
                     row_splits, weights__n, divisors__b, out__bd)
 
 
-cdef inline void reduce_rows(const void* table, Py_ssize_t stride, int kind, const index_t* ids__n,
-                             const int64_t[::1] row_splits, const value_t[::1] weights__n,
-                             const value_t[::1] divisors__b, value_t[:, ::1] out__bd) noexcept nogil:
+cdef inline void reduce_rows(const void* table, Py_ssize_t table_bytes, Py_ssize_t stride, int kind,
+                             const index_t* ids__n, const int64_t[::1] row_splits,
+                             const value_t[::1] weights__n, const value_t[::1] divisors__b,
+                             value_t[:, ::1] out__bd) noexcept nogil:
     cdef const value_t* weights = NULL
     cdef const value_t* divisors = NULL
     cdef Py_ssize_t bags = out__bd.shape[0], dim = out__bd.shape[1]
@@ -252,33 +300,34 @@ cdef inline void reduce_rows(const void* table, Py_ssize_t stride, int kind, con
     if divisors__b is not None:
         divisors = &divisors__b[0]
     if value_t is float64_t:
-        _segment_reduce(<const float64_t*>table, stride, dim, ids__n, &row_splits[0], bags, weights,
-                        divisors, &out__bd[0, 0])
+        _segment_reduce(<const float64_t*>table, table_bytes, stride, dim, ids__n,
+                        &row_splits[0], bags, weights, divisors, &out__bd[0, 0])
     elif kind == HALF:
-        _segment_reduce(<const half_t*>table, stride, dim, ids__n, &row_splits[0], bags, weights,
-                        divisors, &out__bd[0, 0])
+        _segment_reduce(<const half_t*>table, table_bytes, stride, dim, ids__n,
+                        &row_splits[0], bags, weights, divisors, &out__bd[0, 0])
     elif kind == BFLOAT:
-        _segment_reduce(<const bfloat_t*>table, stride, dim, ids__n, &row_splits[0], bags, weights,
-                        divisors, &out__bd[0, 0])
+        _segment_reduce(<const bfloat_t*>table, table_bytes, stride, dim, ids__n,
+                        &row_splits[0], bags, weights, divisors, &out__bd[0, 0])
     else:
-        _segment_reduce(<const float32_t*>table, stride, dim, ids__n, &row_splits[0], bags, weights,
-                        divisors, &out__bd[0, 0])
+        _segment_reduce(<const float32_t*>table, table_bytes, stride, dim, ids__n,
+                        &row_splits[0], bags, weights, divisors, &out__bd[0, 0])
 
 
-cdef void _segment_reduce(const row_t* table, Py_ssize_t stride, Py_ssize_t dim,
-                          const index_t* ids__n, const int64_t* row_splits, Py_ssize_t bags,
-                          const value_t* weights__n, const value_t* divisors__b,
+cdef void _segment_reduce(const row_t* table, Py_ssize_t table_bytes, Py_ssize_t stride,
+                          Py_ssize_t dim, const index_t* ids__n, const int64_t* row_splits,
+                          Py_ssize_t bags, const value_t* weights__n, const value_t* divisors__b,
                           value_t* out__bd) noexcept nogil:
     cdef Py_ssize_t b, c, i
     cdef Py_ssize_t first = row_splits[0], last = row_splits[bags]
+    cdef int ask = rows_to_ask_for(ids__n + first, last - first, dim * sizeof(row_t), table_bytes)
     cdef value_t divisor
     cdef value_t* out
-    for i in range(first, first + AHEAD if first + AHEAD < last else last):
+    for i in range(first, first + FAR if first + FAR < last else last):
         ask_for_row(row_at(table, stride, ids__n[i]), dim * sizeof(row_t))
     for b in range(bags):
         out = out__bd + b * dim
-        sum_rows(table, stride, dim, ids__n, row_splits[b], row_splits[b + 1], last, weights__n,
-                 out)
+        sum_rows(table, stride, dim, ids__n, row_splits[b], row_splits[b + 1], last, ask,
+                 weights__n, out)
         if divisors__b != NULL:
             divisor = divisors__b[b]
             if divisor == 0:
@@ -324,12 +373,13 @@ cdef inline void sum_run(const value_t* gradients__gd, Py_ssize_t dim, const int
             out[c] = 0 + gradient[c]
         return
     stop = lo + RUN_BLOCK if hi - lo > RUN_BLOCK else hi
-    sum_rows(gradients__gd, dim * sizeof(value_t), dim, sources__n, lo, stop, last, gains__n, out)
+    sum_rows(gradients__gd, dim * sizeof(value_t), dim, sources__n, lo, stop, last, ASK_FAR,
+             gains__n, out)
     at = stop
     while at < hi:
         stop = at + RUN_BLOCK if hi - at > RUN_BLOCK else hi
-        sum_rows(gradients__gd, dim * sizeof(value_t), dim, sources__n, at, stop, last, gains__n,
-                 block)
+        sum_rows(gradients__gd, dim * sizeof(value_t), dim, sources__n, at, stop, last, ASK_FAR,
+                 gains__n, block)
         for c in range(dim):
             out[c] += block[c]
         at = stop
@@ -496,8 +546,8 @@ def gather(const uint8_t[:, ::1] table__rd, const index_t[::1] ids__n, uint8_t[:
     cdef uint8_t* out = &out__nd[0, 0]
     with nogil:
         for i in range(n):
-            if i + AHEAD < n:
-                ask_for_row(table + <Py_ssize_t>ids__n[i + AHEAD] * size, size)
+            if i + FAR < n:
+                ask_for_row(table + <Py_ssize_t>ids__n[i + FAR] * size, size)
             memcpy(out + i * size, table + <Py_ssize_t>ids__n[i] * size, size)
 
 
@@ -510,8 +560,8 @@ def put(uint8_t[:, ::1] table__rd, const index_t[::1] ids__n, const uint8_t[:, :
     cdef const uint8_t* values = &values__nd[0, 0]
     with nogil:
         for i in range(n):
-            if i + AHEAD < n:
-                ask_for_update(table + <Py_ssize_t>ids__n[i + AHEAD] * size, size)
+            if i + FAR < n:
+                ask_for_update(table + <Py_ssize_t>ids__n[i + FAR] * size, size)
             memcpy(table + <Py_ssize_t>ids__n[i] * size, values + i * size, size)
 
 
@@ -554,8 +604,8 @@ cdef void _row_dots(const row_t* table, Py_ssize_t dim, const index_t* ids__n,
     for b in range(bags):
         gradient = gradients__bd + b * dim
         for i in range(row_splits[b], row_splits[b + 1]):
-            if i + AHEAD < row_splits[bags]:
-                ask_for_row(table + <Py_ssize_t>ids__n[i + AHEAD] * dim, dim * sizeof(row_t))
+            if i + FAR < row_splits[bags]:
+                ask_for_row(table + <Py_ssize_t>ids__n[i + FAR] * dim, dim * sizeof(row_t))
             row = table + <Py_ssize_t>ids__n[i] * dim
             for lane in range(LANES):
                 lanes[lane] = 0
@@ -659,8 +709,8 @@ cdef void _scatter(scatter_t* table, Py_ssize_t dim, const index_t* ids__n, Py_s
     cdef scatter_t* row
     cdef const scatter_t* value
     for i in range(n):
-        if i + AHEAD < n:
-            ask_for_update(table + <Py_ssize_t>ids__n[i + AHEAD] * dim, dim * sizeof(scatter_t))
+        if i + FAR < n:
+            ask_for_update(table + <Py_ssize_t>ids__n[i + FAR] * dim, dim * sizeof(scatter_t))
         row = table + <Py_ssize_t>ids__n[i] * dim
         value = values__nd + i * dim
         for c in range(dim):
@@ -896,7 +946,7 @@ cdef inline void ask_for_place(row_t* table, const int64_t* unique__u, const int
         ask_for_update(target.slot_bases[k] + unique__u[place] * target.slot_bytes[k],
                        target.slot_bytes[k])
     if hi - lo >= LONG_RUN:
-        hi = lo if target.long_sums != NULL else lo + AHEAD
+        hi = lo if target.long_sums != NULL else lo + FAR
     for i in range(lo, hi):
         ask_for_row(gradients__gd + <Py_ssize_t>sources__n[i] * dim, dim * sizeof(value_t))
     forget_sources()    # a function that only asks has no effect to the compiler, which drops it
@@ -977,7 +1027,7 @@ cdef void _update(row_t* table, const int64_t* unique__u, const int64_t* row_ids
                     if at >= run_splits[places[u] + 1]:
                         continue
                     sum_rows(gradients__gd, dim * sizeof(value_t), dim, sources__n, at, at + 1,
-                             at + 1, gains__n, gradients__ud + filled * dim)
+                             at + 1, 0, gains__n, gradients__ud + filled * dim)
                     if row_t is half_t or row_t is bfloat_t:
                         row_pointers[filled] = widened__ud + u * dim
                     else:

@@ -383,12 +383,15 @@ static inline int sc_lowest_bit(uint64_t word) {
 #endif
 }
 
-/* Into the second-level cache: the first level has too few miss buffers to run far ahead. */
+/* Into the second-level cache: the first level has too few miss buffers to run far ahead. "Near": into
+   the first, what the second has. */
 #if defined(__GNUC__) || defined(__clang__)
 #define SC_PREFETCH_READ(address) __builtin_prefetch((address), 0, 2)
+#define SC_PREFETCH_NEAR(address) __builtin_prefetch((address), 0, 3)
 #define SC_PREFETCH_WRITE(address) __builtin_prefetch((address), 1, 2)
 #else
 #define SC_PREFETCH_READ(address) ((void)(address))
+#define SC_PREFETCH_NEAR(address) ((void)(address))
 #define SC_PREFETCH_WRITE(address) ((void)(address))
 #endif
 

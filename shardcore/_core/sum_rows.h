@@ -27,33 +27,41 @@ SC_INLINE const ROW *NAME(sc_row_of_)(const void *table, ptrdiff_t stride, INDEX
     return (const ROW *)((size_t)table + (size_t)id * (size_t)stride);
 }
 
+/* While position `at` is summed, ask for the rows that come, up to position `last`. Of rows that are asked
+   for twice, the first time for every other line: processors read the other half of a pair by themselves,
+   and those that do not are asked the second time. */
 SC_INLINE void NAME(sc_ask_)(const void *table, ptrdiff_t stride, ptrdiff_t dim, const INDEX *ids,
-                             ptrdiff_t at, ptrdiff_t last) {
-    if (at < last) {
-        const char *row = (const char *)NAME(sc_row_of_)(table, stride, ids[at]);
-        SC_UNROLL_SOME for (ptrdiff_t byte = 0; byte < dim * (ptrdiff_t)sizeof(ROW); byte += SC_LINE)
+                             ptrdiff_t at, ptrdiff_t last, int ask) {
+    const ptrdiff_t size = dim * (ptrdiff_t)sizeof(ROW);
+    const ptrdiff_t step = ask & SC_ASK_NEAR ? 2 * SC_LINE : SC_LINE;
+    if ((ask & SC_ASK_FAR) && at + SC_FAR < last) {
+        const char *row = (const char *)NAME(sc_row_of_)(table, stride, ids[at + SC_FAR]);
+        SC_UNROLL_SOME for (ptrdiff_t byte = 0; byte < size; byte += step)
             SC_PREFETCH_READ(row + byte);
+    }
+    if ((ask & SC_ASK_NEAR) && at + SC_NEAR < last) {
+        const char *row = (const char *)NAME(sc_row_of_)(table, stride, ids[at + SC_NEAR]);
+        SC_UNROLL_SOME for (ptrdiff_t byte = 0; byte < size; byte += SC_LINE)
+            SC_PREFETCH_NEAR(row + byte);
     }
 }
 
-/* Sum columns [column, column + width) of rows ids[lo:hi] into out[column:]; `ask`: the rows SC_AHEAD
-   occurrences on are asked for, up to position `last`. */
+/* Sum columns [column, column + width) of rows ids[lo:hi] into out[column:]; `ask`: which of the rows up
+   to position `last` are asked for ahead. */
 SC_INLINE void NAME(sc_sum_columns_)(const void *table, ptrdiff_t stride, ptrdiff_t dim,
                                      const INDEX *ids, ptrdiff_t lo, ptrdiff_t hi, ptrdiff_t last,
-                                     const NUMBER *weights, ptrdiff_t column, ptrdiff_t width,
-                                     int ask, NUMBER *out) {
+                                     int ask, const NUMBER *weights, ptrdiff_t column,
+                                     ptrdiff_t width, NUMBER *out) {
     NUMBER totals[SC_WIDE];
     CLEAR(totals, width);
     if (weights == NULL)
         for (ptrdiff_t i = lo; i < hi; i++) {
-            if (ask)
-                NAME(sc_ask_)(table, stride, dim, ids, i + SC_AHEAD, last);
+            NAME(sc_ask_)(table, stride, dim, ids, i, last, ask);
             ADD(totals, NAME(sc_row_of_)(table, stride, ids[i]) + column, width);
         }
     else
         for (ptrdiff_t i = lo; i < hi; i++) {
-            if (ask)
-                NAME(sc_ask_)(table, stride, dim, ids, i + SC_AHEAD, last);
+            NAME(sc_ask_)(table, stride, dim, ids, i, last, ask);
             ADD_TIMES(totals, NAME(sc_row_of_)(table, stride, ids[i]) + column, weights[i], width);
         }
     PUT(totals, width, out + column);
@@ -62,10 +70,10 @@ SC_INLINE void NAME(sc_sum_columns_)(const void *table, ptrdiff_t stride, ptrdif
 /* Sum all columns of rows that are narrower than the shortest vector. */
 SC_INLINE void NAME(sc_sum_narrow_)(const void *table, ptrdiff_t stride, ptrdiff_t dim,
                                     const INDEX *ids, ptrdiff_t lo, ptrdiff_t hi, ptrdiff_t last,
-                                    const NUMBER *weights, NUMBER *out) {
+                                    int ask, const NUMBER *weights, NUMBER *out) {
     NUMBER totals[SC_FEW] = {0};
     for (ptrdiff_t i = lo; i < hi; i++) {
-        NAME(sc_ask_)(table, stride, dim, ids, i + SC_AHEAD, last);
+        NAME(sc_ask_)(table, stride, dim, ids, i, last, ask);
         const ROW *row = NAME(sc_row_of_)(table, stride, ids[i]);
         for (ptrdiff_t c = 0; c < dim; c++)
             totals[c] += weights == NULL ? ONE(row[c]) : weights[i] * ONE(row[c]);
@@ -78,15 +86,15 @@ SC_INLINE void NAME(sc_sum_narrow_)(const void *table, ptrdiff_t stride, ptrdiff
    their sums are made, and written, twice. */
 SC_INLINE void NAME(sc_sum_parts_)(const void *table, ptrdiff_t stride, ptrdiff_t dim,
                                    const INDEX *ids, ptrdiff_t lo, ptrdiff_t hi, ptrdiff_t last,
-                                   const NUMBER *weights, NUMBER *out) {
+                                   int ask, const NUMBER *weights, NUMBER *out) {
     const ptrdiff_t widest = SC_WIDE * sizeof(float) / sizeof(NUMBER);
     ptrdiff_t column = 0;
     if (dim < SC_FEW) {
-        NAME(sc_sum_narrow_)(table, stride, dim, ids, lo, hi, last, weights, out);
+        NAME(sc_sum_narrow_)(table, stride, dim, ids, lo, hi, last, ask, weights, out);
         return;
     }
 #define SUM_COLUMNS(at, width)                                                                     \
-    NAME(sc_sum_columns_)(table, stride, dim, ids, lo, hi, last, weights, at, width, (at) == 0, out)
+    NAME(sc_sum_columns_)(table, stride, dim, ids, lo, hi, last, (at) ? 0 : ask, weights, at, width, out)
 #define SUM_IF_THERE_ARE(width)                                                                    \
     if (widest > width && column + width <= dim) {                                                 \
         SUM_COLUMNS(column, width);                                                                \
@@ -109,9 +117,9 @@ SC_INLINE void NAME(sc_sum_parts_)(const void *table, ptrdiff_t stride, ptrdiff_
 /* Write the (weighted) sum of rows ids[lo:hi], in that order, to out (dim,). The dims of most tables have
    bodies in which every count is known. */
 static void NAME(sc_sum_)(const void *table, ptrdiff_t stride, ptrdiff_t dim, const INDEX *ids,
-                          ptrdiff_t lo, ptrdiff_t hi, ptrdiff_t last, const NUMBER *weights,
-                          NUMBER *out) {
-#define SUM_ROWS_OF(dim) NAME(sc_sum_parts_)(table, stride, dim, ids, lo, hi, last, weights, out)
+                          ptrdiff_t lo, ptrdiff_t hi, ptrdiff_t last, int ask,
+                          const NUMBER *weights, NUMBER *out) {
+#define SUM_ROWS_OF(dim) NAME(sc_sum_parts_)(table, stride, dim, ids, lo, hi, last, ask, weights, out)
     switch (dim) {
     case 16:
         SUM_ROWS_OF(16);

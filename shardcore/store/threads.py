@@ -133,7 +133,10 @@ def run(count: int, task: Callable[[int], None]) -> None:
 
 
 def ranges(splits: np.ndarray[Any, np.dtype[np.int64]], cost: int) -> list[tuple[int, int]]:
-    """Cut segments into consecutive ranges of about equal numbers of values, a few per thread.
+    """Cut segments into consecutive ranges of about equal numbers of values, one per thread.
+
+    Not more: a thread that has done one must have the interpreter before it begins another, and
+    while two threads wait for it in turn, Linux may wake one of them on the core of the other.
 
     Parameters
     ----------
@@ -157,7 +160,7 @@ def ranges(splits: np.ndarray[Any, np.dtype[np.int64]], cost: int) -> list[tuple
     work = (int(splits[-1]) - int(splits[0]) + segments) * cost
     if work < 2 * PIECE:
         return [(0, segments)] if segments else []
-    pieces = min(segments, work // PIECE, 4 * get_num_threads())
+    pieces = min(segments, work // PIECE, get_num_threads())
     if pieces <= 1 or get_num_threads() == 1:
         return [(0, segments)] if segments else []
     targets = splits[0] + (splits[-1] - splits[0]) * np.arange(1, pieces) // pieces

@@ -3,10 +3,19 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-__all__ = ["Line", "Ticket", "changed_here", "helper_threads", "run_tasks", "uninterrupted"]
+__all__ = [
+    "Line",
+    "Ticket",
+    "changed_here",
+    "helper_threads",
+    "helpers_kept_off",
+    "run_tasks",
+    "uninterrupted",
+]
 
 def run_tasks(count: int, task: Callable[[int], object], helpers: int) -> None: ...
 def helper_threads() -> int: ...
+def helpers_kept_off() -> int: ...
 def changed_here(function: Callable[..., T], *arguments: object) -> T: ...
 def uninterrupted(function: Callable[..., T], *arguments: object) -> T: ...
 

@@ -8,6 +8,10 @@
 
 Handing over and waiting are compiled: see `shardcore.store.lock`. The threads are daemons, idle
 between calls. A child made by fork has none of its parent's: it starts its own.
+
+A thread is woken on the core where it fell asleep, and Linux looks for another only where cores
+have had rest. So a helper that slept on the core of the caller, as it does after another library's
+threads have worked, would wait for the caller's work to end. It is kept off that core until it runs.
 """
 
 import collections
@@ -33,7 +37,25 @@ from shardcore.store.lock cimport (
     withdraw,
 )
 
-__all__ = ["Line", "Ticket", "changed_here", "helper_threads", "run_tasks", "uninterrupted"]
+__all__ = [
+    "Line",
+    "Ticket",
+    "changed_here",
+    "helper_threads",
+    "helpers_kept_off",
+    "run_tasks",
+    "uninterrupted",
+]
+
+cdef extern from "cores.h" nogil:
+    ctypedef struct Cores "sc_cores":
+        pass
+    void no_cores "sc_no_cores"(Cores* cores)
+    bint add_core "sc_add_core"(Cores* cores, int core)
+    int own_core "sc_own_core"()
+    long own_thread "sc_own_thread"()
+    bint keep_off "sc_keep_off"(long thread, const Cores* cores, Cores* before)
+    void allow "sc_allow"(const Cores* before)
 
 cdef enum:
     TRIES = 4000    # while a small change is made: less than a tenth of a millisecond
@@ -67,11 +89,20 @@ cdef class _Work:
         pass
 
 
+cdef struct Seat:
+    Spot spot           # first: a line of spots is one of seats
+    long thread
+    int core            # where the thread fell asleep
+    bint kept_off       # whether it was kept off some cores since, and may use those of `before`
+    Cores before
+
+
 cdef class _Queue:
-    """Work that waits, and threads that wait for work."""
+    """Work that waits, and threads that wait for work, each on its seat."""
 
     cdef object items
     cdef Py_ssize_t pending
+    cdef Py_ssize_t kept_off        # how many threads were kept off cores that were taken
     cdef Spot* idle
     cdef str name
     cdef Py_ssize_t threads
@@ -81,14 +112,20 @@ cdef class _Queue:
         self.items = collections.deque()
         self.name = name
 
-    cdef int put(self, _Work work) except -1:
+    cdef int put(self, _Work work, Cores* taken) except -1:
+        """Wake a thread for the work, on no core that is taken; its own is, from then on."""
+        cdef Seat* seat
         self.items.append(work)
         with cython.critical_section(self):
             self.pending += 1
+            seat = <Seat*>self.idle
+            if seat != NULL and add_core(taken, seat.core):
+                seat.kept_off = keep_off(seat.thread, taken, &seat.before)
+                self.kept_off += seat.kept_off
             wake_one(&self.idle)
         return 0
 
-    cdef _Work get(self, Spot* spot):
+    cdef _Work get(self, Seat* seat):
         cdef bint found = False
         while True:
             with cython.critical_section(self):
@@ -96,10 +133,14 @@ cdef class _Queue:
                     self.pending -= 1
                     found = True
                 else:
-                    push(&self.idle, spot)
+                    seat.core = own_core()
+                    push(&self.idle, &seat.spot)
             if found:
                 return <_Work>self.items.popleft()
-            pause(spot, False)
+            pause(&seat.spot, False)
+            if seat.kept_off:
+                allow(&seat.before)
+                seat.kept_off = False
 
     cdef bint grow(self, Py_ssize_t wanted):
         """Start threads until there are as many; return whether there are.
@@ -137,14 +178,15 @@ cdef _Queue _shields = _Queue(None)     # each stands in for a thread that is kn
 def _serve(_Queue queue, Py_ssize_t number):
     """Do the work of a queue, for ever."""
     cdef Caller who = caller()
-    cdef Spot spot
+    cdef Seat seat
     cdef _Work work
     who.shielded = True
+    seat.thread, seat.kept_off = own_thread(), False
     if queue.name is not None:
         threading.current_thread().name = f"{queue.name}-{number}"
-    arm(&spot)
+    arm(&seat.spot)
     while True:
-        work = queue.get(&spot)
+        work = queue.get(&seat)
         work.work(who)
         work = None     # a thread that waits keeps nothing alive
 
@@ -232,15 +274,18 @@ def run_tasks(Py_ssize_t count, task, Py_ssize_t helpers):
     cdef Caller who = caller()
     cdef _Tasks tasks = _Tasks.__new__(_Tasks)
     cdef Py_ssize_t helper
+    cdef Cores taken
     cdef Spot spot
     tasks.come_from(who)
     tasks.task, tasks.count = task, count
+    no_cores(&taken)
+    add_core(&taken, own_core())
     arm(&spot)      # before others begin: from then on nothing may keep this from waiting
     try:
         _helpers.grow(helpers)
         try:
             for helper in range(min(helpers, _helpers.threads)):
-                _helpers.put(tasks)
+                _helpers.put(tasks, &taken)
         except MemoryError:
             pass    # with fewer helpers than wanted, or none, the caller does more of it
         tasks.do(who)
@@ -261,6 +306,11 @@ def run_tasks(Py_ssize_t count, task, Py_ssize_t helpers):
 def helper_threads():
     """Return how many threads `run_tasks` has started in this process."""
     return _helpers.threads
+
+
+def helpers_kept_off():
+    """Return how often a thread of `run_tasks` was woken elsewhere than where it fell asleep."""
+    return _helpers.kept_off
 
 
 # --- changes -------------------------------------------------------------------------------------
@@ -323,6 +373,7 @@ def uninterrupted(function, *arguments):
     cdef _Errand errand
     cdef Spot spot
     cdef Py_ssize_t outstanding
+    cdef Cores taken
     if who.shielded:
         return _change(who, function, arguments)
     errand = _Errand.__new__(_Errand)
@@ -338,7 +389,8 @@ def uninterrupted(function, *arguments):
             if not _shields.grow(outstanding) and not _shields.threads:
                 # An interpreter that ends starts no threads; nor does it go on after an interrupt.
                 return _change(who, function, arguments)
-            _shields.put(errand)
+            no_cores(&taken)    # the caller sleeps: its core is as good as any
+            _shields.put(errand, &taken)
             errand.wait(&spot)
         finally:
             with cython.critical_section(_shields):

@@ -18,6 +18,7 @@ from shardcore.store.segment_reduce import (
     divisors,
     occurrence_gains,
     reciprocals,
+    reduce_bags_at,
     row_dots,
     segment_reduce,
     weight_gradients,
@@ -118,6 +119,28 @@ def test_rows_of_every_width_are_combined(
         segment_reduce(rows, ids, splits, weights, out=with_borders[1:5])
         assert_same(with_borders[1:5], reference.segment_reduce(rows, ids, splits, weights))
         assert (with_borders[[0, 5]] == 7).all(), dim
+
+
+@pytest.mark.parametrize("dim", [16, 64, 130, 300])
+@pytest.mark.parametrize("spread", [False, True])
+def test_rows_are_combined_however_they_are_asked_for_ahead(dim: int, spread: bool) -> None:
+    """Of small and large tables, and of rows anywhere; of few ids and many, that come back or not."""
+    rng = np.random.default_rng(0)
+    large = (1 << 26) // (4 * dim) + 1000
+    for rows in (500, large):
+        table = np.zeros((rows, dim), np.float32)
+        for n in (1, 63, 64, 65, 80, 256, 257, 2047, 2048, 2049, 6000):
+            ids = rng.integers(0, rows if spread else 20, n)
+            table[ids] = rng.integers(-99, 99, (n, dim))  # whole numbers: sums are exact
+            splits = np.unique(np.concatenate(([0, n], rng.integers(0, n, 9))))
+            expected = np.add.reduceat(table[ids], splits[:-1])
+            out = np.empty(expected.shape, np.float32)
+            np.testing.assert_array_equal(segment_reduce(table, ids, splits), expected)
+            reduce_bags_at(
+                lambda some, start=table.ctypes.data: start + some * 4 * dim,
+                *(table.dtype, ids, splits, None, None, out),
+            )
+            np.testing.assert_array_equal(out, expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -104,6 +104,45 @@ except KeyboardInterrupt:
     assert told == ["interrupted 1", "1"]
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores as Linux has them")
+@pytest.mark.skipif(len(getattr(os, "sched_getaffinity", set)(0)) < 2, reason="one core")
+def test_a_helper_is_woken_on_another_core_than_its_caller_has() -> None:
+    told = script(
+        """
+import os, threading, time
+from shardcore.store.work import helpers_kept_off, run_tasks
+cores, caller, seen = os.sched_getaffinity(0), threading.get_native_id(), []
+one, other = sorted(cores)[:2]
+together = threading.Barrier(2)
+
+def task(number):
+    together.wait(30)
+    if threading.get_native_id() != caller:
+        seen.append((threading.get_native_id(), os.sched_getaffinity(0) == cores))
+
+def times_kept_off(caller_on, helper_on):
+    os.sched_setaffinity(caller, caller_on)
+    os.sched_setaffinity(seen[0][0], helper_on)
+    before = helpers_kept_off()
+    run_tasks(2, task, 1)
+    time.sleep(0.2)     # until the helper sleeps, where it was
+    return helpers_kept_off() - before
+
+run_tasks(2, task, 1)
+times_kept_off({one}, {one})
+print("nowhere else to go:", times_kept_off({one}, {one}), seen[-1][1])
+print("on the caller's core:", times_kept_off({one}, cores), seen[-1][1])
+times_kept_off({other}, {one})
+print("on another:", times_kept_off({other}, cores), seen[-1][1])
+"""
+    )
+    assert told == [
+        "nowhere else to go: 0 False",
+        "on the caller's core: 1 True",
+        "on another: 0 True",
+    ]
+
+
 # --- changes ---------------------------------------------------------------------------------
 
 
