@@ -124,7 +124,7 @@ def test_rows_of_every_width_are_combined(
 @pytest.mark.parametrize("dim", [16, 64, 130, 300])
 @pytest.mark.parametrize("spread", [False, True])
 def test_rows_are_combined_however_they_are_asked_for_ahead(dim: int, spread: bool) -> None:
-    """Of small and large tables, and of rows anywhere; of few ids and many, that come back or not."""
+    """Of small and large tables, and of rows anywhere; of ids that come back or do not."""
     rng = np.random.default_rng(0)
     large = (1 << 26) // (4 * dim) + 1000
     for rows in (500, large):
