@@ -1,6 +1,7 @@
 """What the host does per batch for a mesh: a DLRM-DCNv2 batch on 16 devices, by "all_to_all".
 
-And for SparseCores: the same batch on 16 devices with 4 cores each, of one stack.
+The tables lie in one stack, as the backend has them. And for SparseCores: the same batch on 16
+devices with 4 cores each.
 
 The 26 tables of MLPerf's DLRM-DCNv2, 214 ids a sample; an eighth of its batch of 65,536 unless
 SHARDCORE_BENCH_SAMPLES says another number. Lookup and update routes together, as in training;
@@ -20,8 +21,10 @@ from shardcore_pjrt.routing.lookup_route import LookupRoute, route_lookup
 from shardcore_pjrt.routing.update_route import UpdateRoute, route_update
 from shardcore_pjrt.sparsecore.buffers import Buffers, make_buffers
 from shardcore_pjrt.sparsecore.stack_geometry import StackGeometry
+from shardcore_pjrt.stacks import Stack, stacked
 
-from shardcore.backend import FeatureBags
+from shardcore.backend import FeatureBags, TableSpec
+from shardcore.initializers import Zeros
 
 MILLIONS: Final = 40_000_000
 ROWS: Final = (
@@ -36,7 +39,6 @@ SAMPLES: Final = {False: 64, True: 8192}
 """In a test run, and in a measurement."""
 
 Batch = list[tuple[Geometry, FeatureBags]]
-Routes = list[tuple[LookupRoute, UpdateRoute]]
 
 
 def batch_of(samples: int, distribution: str) -> Batch:
@@ -54,18 +56,36 @@ def batch_of(samples: int, distribution: str) -> Batch:
     return batch
 
 
-def check(batch: Batch, routes: Routes) -> None:
+def stack_of(batch: Batch) -> Stack[str]:
+    """Return the one stack in which the tables lie."""
+    (stack,) = stacked(
+        [
+            (
+                TableSpec(str(at), geometry.num_rows, DIM, np.dtype("f4"), Zeros(), 0),
+                geometry,
+                "mesh",
+            )
+            for at, (geometry, _) in enumerate(batch)
+        ]
+    )
+    return stack
+
+
+def check(batch: Batch, stack: Stack[str], lookup: LookupRoute, update: UpdateRoute) -> None:
     """Read every id back from where its row will be."""
-    for (geometry, bags), (lookup, update) in zip(batch, routes, strict=True):
-        place, fetch = lookup.arrays["place"], lookup.arrays["fetch"]
-        room, per_device = fetch.shape[2], bags.ids.size // DEVICES
-        owner, at = np.divmod(place, room)
-        for device in range(DEVICES):
-            local = fetch[owner[device], device, at[device]].astype(np.int64)
-            own = bags.ids[device * per_device : (device + 1) * per_device]
-            np.testing.assert_array_equal(local * DEVICES + owner[device], own)
-        assert update.unique_rows == np.unique(bags.ids).size
-        assert update.shape.lines >= min(geometry.lines, update.unique_rows // DEVICES)
+    place, fetch = lookup.arrays["place"], lookup.arrays["fetch"]
+    owner, at = np.divmod(place, fetch.shape[2])
+    for device in range(DEVICES):
+        first = 0
+        for (_, bags), member in zip(batch, stack.members, strict=True):
+            count = bags.ids.size // DEVICES
+            of = owner[device, first : first + count]
+            local = fetch[of, device, at[device, first : first + count]] - member.start[of]
+            own = bags.ids[device * count : (device + 1) * count]
+            np.testing.assert_array_equal(local * DEVICES + of, own)
+            first += count
+    assert update.unique_rows == sum(np.unique(bags.ids).size for _, bags in batch)
+    assert update.shape.lines >= update.unique_rows // DEVICES
 
 
 @pytest.mark.benchmark(group="routing")
@@ -82,22 +102,23 @@ def test_routes(
     samples = int(os.environ.get("SHARDCORE_BENCH_SAMPLES", SAMPLES[measured]))
     batch = batch_of(samples, distribution)
     ids = samples * sum(POOLING)
+    stack = stack_of(batch)
 
-    def run() -> Routes:
-        routes = []
-        for geometry, bags in batch:
-            lookup = route_lookup(geometry, [bags], "all_to_all")
-            update = route_update(geometry, [bags], "all_to_all", True, True, looked_up=lookup)
-            routes.append((lookup, update))
-        return routes
+    def run() -> tuple[LookupRoute, UpdateRoute]:
+        features = [
+            bags
+            for member, (_, given) in zip(stack.members, batch, strict=True)
+            for bags in member.bags([given])
+        ]
+        lookup = route_lookup(stack.geometry, features, "all_to_all")
+        update = route_update(stack.geometry, features, "all_to_all", True, True, looked_up=lookup)
+        return lookup, update
 
     routes = benchmark(run)
-    check(batch, routes)
-    sent = {
-        id(array): array.nbytes for pair in routes for one in pair for array in one.arrays.values()
-    }
+    check(batch, stack, *routes)
+    sent = {id(array): array.nbytes for one in routes for array in one.arrays.values()}
     words = sum(sent.values()) / 4 / ids
-    assert words < 2.5 if measured else words > 1
+    assert words < 3.5 if measured else words > 1
     if measured:
         nanoseconds = 1e9 * benchmark.stats.stats.min / ids
         benchmark.extra_info |= {"ns per id": nanoseconds, "words sent per id": words}
