@@ -209,23 +209,13 @@ cdef Py_ssize_t _sort(pair_t* all_pairs, pair_t* spare, Py_ssize_t first, Py_ssi
     """Sort one bucket, and write its runs; return how many."""
     cdef pair_t* pairs = all_pairs + first
     cdef Py_ssize_t n = last - first
-    cdef int digits = (shift + DIGIT_BITS - 1) // DIGIT_BITS, done = 0, digit, bits
     if n == 0:
         return 0
     if counts_directly(n, shift):
         return count_rows(pairs, n, first, shift, counters + DIGIT_COUNTERS, unique, run_splits,
                           sources)
-    if n <= FEW:
-        insert(pairs, n)
-    elif digits:
-        bits = (shift + digits - 1) // digits   # of equal width: 14 bits are two digits of 7
-        count(pairs, n, digits, bits, counters)
-        for digit in range(digits):
-            if done % 2 == 0:
-                done += place(pairs, n, digit * bits, bits, counters + (digit << bits), spare)
-            else:
-                done += place(spare, n, digit * bits, bits, counters + (digit << bits), pairs)
-    return write_runs(spare if done % 2 else pairs, n, first, unique, run_splits, sources + first)
+    return write_runs(sorted_pairs(pairs, spare, n, shift, DIGIT_BITS, counters), n, first, unique,
+                      run_splits, sources + first)
 
 
 cdef Py_ssize_t count_rows(const pair_t* pairs, Py_ssize_t n, Py_ssize_t first, int shift,

@@ -62,3 +62,23 @@ cdef int place(const pair_t* pairs, Py_ssize_t n, int shift, int bits, uint32_t*
         counters[value] = found + 1
         to[found] = pairs[i]
     return 1
+
+
+cdef pair_t* sorted_pairs(pair_t* pairs, pair_t* spare, Py_ssize_t n, int bits_left, int digit_bits,
+                          uint32_t* counters) noexcept nogil:
+    """Sort by the lowest bits, in digits of at most `digit_bits`; return where the pairs lie then.
+
+    That is one of the two. `counters` has room for 2**digit_bits numbers a digit.
+    """
+    cdef int digits = (bits_left + digit_bits - 1) // digit_bits, done = 0, digit, bits
+    if n <= FEW:
+        insert(pairs, n)
+    elif digits:
+        bits = (bits_left + digits - 1) // digits   # of equal width: 14 bits are two digits of 7
+        count(pairs, n, digits, bits, counters)
+        for digit in range(digits):
+            if done % 2 == 0:
+                done += place(pairs, n, digit * bits, bits, counters + (digit << bits), spare)
+            else:
+                done += place(spare, n, digit * bits, bits, counters + (digit << bits), pairs)
+    return spare if done % 2 else pairs

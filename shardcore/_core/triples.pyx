@@ -110,27 +110,11 @@ def sort_triples(uint64_t[::1] pairs, uint64_t[::1] spare, const int64_t[::1] li
             if limits[bucket] == limits[bucket + 1]:
                 continue
             of_bucket = sorted_pairs(all_pairs + limits[bucket], <wide_t*>&spare[0],
-                                     limits[bucket + 1] - limits[bucket], shift, &counters[0])
+                                     limits[bucket + 1] - limits[bucket], shift, DIGIT_BITS,
+                                     &counters[0])
             found += merge(of_bucket, limits[bucket + 1] - limits[bucket], all_pairs + found,
                            row_bits, &counts__h[0], &unique__h[0])
     return found
-
-
-cdef wide_t* sorted_pairs(wide_t* pairs, wide_t* spare, Py_ssize_t n, int bits_left,
-                          uint32_t* counters) noexcept nogil:
-    """Sort one bucket by its lowest bits; return where it lies then, which is one of the two."""
-    cdef int digits = (bits_left + DIGIT_BITS - 1) // DIGIT_BITS, done = 0, digit, bits
-    if n <= FEW:
-        insert(pairs, n)
-    elif digits:
-        bits = (bits_left + digits - 1) // digits
-        count(pairs, n, digits, bits, counters)
-        for digit in range(digits):
-            if done % 2 == 0:
-                done += place(pairs, n, digit * bits, bits, counters + (digit << bits), spare)
-            else:
-                done += place(spare, n, digit * bits, bits, counters + (digit << bits), pairs)
-    return spare if done % 2 else pairs
 
 
 cdef Py_ssize_t merge(const wide_t* pairs, Py_ssize_t n, wide_t* to, int row_bits,
