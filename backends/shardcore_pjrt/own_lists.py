@@ -193,7 +193,7 @@ class OwnLists(BatchLists):
         of_all = numbered(stack.members, described(stack.geometry, own.shape))
         held = looked_up.lists
         lists: dict[str, jax.Array]
-        lists = {name: held[name] for name in ("place", "bag", "fetch") if name in held}
+        lists = {name: held[name] for name in ("place", "end", "fetch") if name in held}
         lists |= self._devices.put(own.arrays) | on_devices(stack, of_all.arrays)
         with self._processes.lock:
             program = self._programs.get(distinct_program, stack.mesh, stack.geometry)

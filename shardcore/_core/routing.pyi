@@ -44,13 +44,4 @@ def list_asked(
     asked__oac: Places,
     slots__p: Places,
 ) -> None: ...
-def list_bags(
-    row_splits: Ints,
-    first_bag: int,
-    last_bag: int,
-    bags: int,
-    starts__a: Ints,
-    start: int,
-    bags__p: Places,
-) -> None: ...
 def fill_rest(lists__rc: Places, counts__r: Ints, padding: int) -> None: ...

@@ -146,21 +146,11 @@ def sort_askers(uint64_t[::1] pairs, uint64_t[::1] spare, const int64_t[::1] lim
 cdef void sort(narrow_t* pairs, narrow_t* spare, Py_ssize_t n, int bits_left,
                uint32_t* counters) noexcept nogil:
     """Sort one bucket by its lowest bits, to where it lies."""
-    cdef int digits = (bits_left + DIGIT_BITS - 1) // DIGIT_BITS, done = 0, digit, bits
+    cdef const narrow_t* found = sorted_pairs(pairs, spare, n, bits_left, DIGIT_BITS, counters)
     cdef Py_ssize_t i
-    if n <= FEW:
-        insert(pairs, n)
-    elif digits:
-        bits = (bits_left + digits - 1) // digits
-        count(pairs, n, digits, bits, counters)
-        for digit in range(digits):
-            if done % 2 == 0:
-                done += place(pairs, n, digit * bits, bits, counters + (digit << bits), spare)
-            else:
-                done += place(spare, n, digit * bits, bits, counters + (digit << bits), pairs)
-        if done % 2:
-            for i in range(n):
-                pairs[i] = spare[i]
+    if found != pairs:
+        for i in range(n):
+            pairs[i] = found[i]
 
 
 cdef struct Walk:
@@ -276,23 +266,6 @@ def list_asked(const uint64_t[::1] pairs, int64_t first, int64_t last, int64_t l
             seen[asker] = key
             asked[asker * room + ahead[asker] - 1] = <int32_t>(key - first_key)
             slots[of[i].source] = <int32_t>(base + ahead[asker])
-
-
-def list_bags(const int64_t[::1] row_splits, int64_t first_bag, int64_t last_bag, int64_t bags,
-              const int64_t[::1] starts__a, int64_t start, int32_t[::1] bags__p):
-    """Write the bag of each position, an asker's counted from `start`. O(n).
-
-    Bags and `starts__a` as for `deal_positions`, occurrences one after the other.
-    """
-    cdef int64_t bag, asker, i, at
-    cdef int32_t own
-    with nogil:
-        for bag in range(first_bag, last_bag):
-            asker = bag // bags
-            own = <int32_t>(start + bag - asker * bags)
-            at = starts__a[asker] - row_splits[asker * bags]
-            for i in range(row_splits[bag], row_splits[bag + 1]):
-                bags__p[at + i] = own
 
 
 def fill_rest(int32_t[:, ::1] lists__rc, const int64_t[::1] counts__r, int32_t padding):

@@ -44,7 +44,7 @@ from shardcore.reference.random import (
     uniform,
     uniform_bits,
 )
-from shardcore.reference.routing import bags_at_places, sort_askers
+from shardcore.reference.routing import sort_askers
 from shardcore.reference.rows import (
     accumulate,
     at_winners,
@@ -71,7 +71,6 @@ from shardcore.reference.triples import sort_triples
 __all__ = [
     "accumulate",
     "at_winners",
-    "bags_at_places",
     "decompose_slice",
     "divisors",
     "gather_rows",

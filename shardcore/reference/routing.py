@@ -12,7 +12,7 @@ from shardcore.reference.placement import locate
 from shardcore.sharding import Layout
 from shardcore.store.asked_rows import AskedLists, AskingBags
 
-__all__ = ["bags_at_places", "sort_askers"]
+__all__ = ["sort_askers"]
 
 
 @dataclass(frozen=True)
@@ -95,25 +95,3 @@ def sort_askers(
                 by_place[asker][place] = owner, row
                 place += 1
     return Named(by_pair, by_place, length, rows_per_line)
-
-
-def bags_at_places(
-    features: Sequence[AskingBags], first_bags: Sequence[int], askers: int, length: int
-) -> NDArray[np.int32]:
-    """Return the bag of each occurrence in the askers' lists, as each asker numbers its bags.
-
-    Examples
-    --------
-    >>> bags = AskingBags(np.array([7, 2, 7]), np.array([0, 2, 3]), 1, np.zeros(2, np.int64), 0)
-    >>> bags_at_places([bags], first_bags=[0, 4], askers=2, length=2)
-    array([[0, 0],
-           [0, 4]], dtype=int32)
-    """
-    out = np.full((askers, length), first_bags[-1], np.int32)
-    for bags, start in zip(features, first_bags[:-1], strict=True):
-        places = bags.starts.copy()
-        for bag, count in enumerate(np.diff(bags.row_splits)):
-            asker, own = divmod(bag, bags.bags)
-            out[asker, places[asker] : places[asker] + count] = start + own
-            places[asker] += count
-    return out

@@ -31,7 +31,6 @@ from shardcore.store.asked_rows import (
     AskedLists,
     AskedRows,
     AskingBags,
-    bags_at_places,
     sort_askers,
 )
 from shardcore.store.few_bags import DIVIDED
@@ -64,7 +63,6 @@ __all__ = [
     "StoreTable",
     "TripleLists",
     "WorkedBags",
-    "bags_at_places",
     "best_module",
     "calling_thread",
     "changed_here",

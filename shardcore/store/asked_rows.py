@@ -26,7 +26,7 @@ from shardcore.sharding import Layout
 from shardcore.store import threads
 from shardcore.store.segment_reduce import TYPE_NAMES
 
-__all__ = ["AskedLists", "AskedRows", "AskingBags", "bags_at_places", "sort_askers"]
+__all__ = ["AskedLists", "AskedRows", "AskingBags", "sort_askers"]
 
 Ints = NDArray[np.int32] | NDArray[np.int64]
 
@@ -231,59 +231,6 @@ def sort_askers(
     return AskedRows(
         layout, length, rows.sum(axis=0), lines.sum(axis=0), unique.sum(axis=0), pairs, walks
     )
-
-
-def bags_at_places(
-    features: Sequence[AskingBags], first_bags: Sequence[int], askers: int, length: int
-) -> NDArray[np.int32]:
-    """Return the bag of each occurrence in the askers' lists, as each asker numbers its bags.
-
-    Parameters
-    ----------
-    features : sequence of AskingBags
-        Without room: occurrences follow one another.
-    first_bags : sequence of int, features + 1
-        The number of the first bag of each feature; at last, the number where no occurrence is.
-    askers : int
-    length : int
-        Places in the list of each asker.
-
-    Returns
-    -------
-    ndarray of int32, shape (askers, length)
-
-    Raises
-    ------
-    ShardcoreValueError
-        As `sort_askers`, or if bags have room.
-
-    Examples
-    --------
-    >>> bags = AskingBags(np.array([7, 2, 7]), np.array([0, 2, 3]), 1, np.zeros(2, np.int64), 0)
-    >>> bags_at_places([bags], first_bags=[0, 4], askers=2, length=3)
-    array([[0, 0, 4],
-           [0, 4, 4]], dtype=int32)
-    """
-    for number, bags in enumerate(features):
-        if bags.room:
-            raise ShardcoreValueError(f"features[{number}].room must be 0, got {bags.room}")
-        _check_places(bags, f"features[{number}]", askers, length)
-    out = pool.empty((askers, length), _INT32)
-    n = sum(int(bags.row_splits[-1] - bags.row_splits[0]) for bags in features)
-    if n < out.size:
-        out.fill(first_bags[-1])
-    parts = _parts(features, max(1, min(threads.get_num_threads(), n // _PART)))
-
-    def listed(part: int) -> None:
-        for f, first, last in parts[part]:
-            bags = features[f]
-            splits = np.ascontiguousarray(bags.row_splits)
-            starts = bags.starts + np.arange(askers) * length
-            own = (first, last, bags.bags, starts, first_bags[f], out.ravel())
-            _kernel.list_bags(splits, *own)
-
-    threads.run(len(parts), listed)
-    return out
 
 
 def _check_places(bags: AskingBags, name: str, askers: int, length: int) -> None:

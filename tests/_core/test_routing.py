@@ -16,7 +16,7 @@ from shardcore import reference
 from shardcore.errors import ShardcoreValueError
 from shardcore.sharding import Layout
 from shardcore.store import asked_rows
-from shardcore.store.asked_rows import AskedRows, AskingBags, bags_at_places, sort_askers
+from shardcore.store.asked_rows import AskedRows, AskingBags, sort_askers
 
 LENGTHS = ("ragged", "even", "padded")
 
@@ -116,12 +116,6 @@ def test_lists_equal_their_twin(
     found = sort_askers(frozen_bags(features, frozen), layout, askers, length, rows_per_line)
     twin = reference.sort_askers(features, layout, askers, length, rows_per_line)
     check(found, twin, more_room=int(rng.integers(0, 3)))
-    if "padded" not in lengths:
-        room = [bags.bags + int(rng.integers(0, 3)) for bags in features]
-        first_bags = np.cumsum([0, *room]).tolist()
-        ours = bags_at_places(frozen_bags(features, frozen), first_bags, askers, length)
-        theirs = reference.bags_at_places(features, first_bags, askers, length)
-        np.testing.assert_array_equal(ours, theirs, strict=True)
 
 
 @pytest.mark.parametrize("kind", ["div", "mod"])
@@ -167,14 +161,6 @@ def test_lists_with_too_little_room_are_refused() -> None:
     found = sort_askers([PLAIN], Layout.div(10, 1), askers=2, length=2)
     with pytest.raises(ShardcoreValueError, match=r"^room must be at least 2, got 1$"):
         found.lists(1, 5)
-
-
-def test_bags_with_room_are_not_listed() -> None:
-    with pytest.raises(ShardcoreValueError, match=r"^features\[1\].room must be 0, got 3$"):
-        bags_at_places([PLAIN, dataclasses.replace(PLAIN, room=3)], [0, 1, 2], 2, 9)
-    message = "features[0].row_splits must have at most 1 bags: 1 askers with 1 each, got 2"
-    with pytest.raises(ShardcoreValueError, match=f"^{re.escape(message)}$"):
-        bags_at_places([PLAIN], [0, 1], 1, 9)
 
 
 def test_no_features_ask_for_nothing() -> None:

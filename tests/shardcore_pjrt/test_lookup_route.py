@@ -86,13 +86,14 @@ def combined(route, device, buffer, bags):
     if shape.weighted:
         rows = rows * arrays["weight"][:, None]
     if shape.pooling:
-        assert "bag" not in arrays
+        assert "end" not in arrays
         out = rows.reshape(bags, shape.pooling, -1).sum(axis=1)
     else:
-        assert (np.diff(arrays["bag"]) >= 0).all()
-        out = np.zeros((bags + 1, rows.shape[1]), np.float32)
-        np.add.at(out, arrays["bag"], rows)
-        out = out[:bags]
+        lengths = np.diff(arrays["end"], prepend=0)
+        assert (lengths >= 0).all()
+        ends = zip(arrays["end"] - lengths, arrays["end"], strict=True)
+        spans = [slice(*span) for span in ends]
+        out = np.array([rows[span].sum(axis=0) for span in spans]).reshape(bags, rows.shape[1])
     if shape.divided:
         divisor = arrays["divisor"][:, None]
         out = np.divide(out, divisor, out=np.zeros_like(out), where=divisor != 0)
@@ -157,7 +158,7 @@ def check_shapes(geometry, route):
     if shape.pooling:
         assert shape.occurrences == total * shape.pooling
     else:
-        want["bag"] = (leading, shape.occurrences)
+        want["end"] = (leading, total)
         assert capacity(shape.occurrences) == shape.occurrences
     if shape.weighted:
         want["weight"] = (leading, shape.occurrences)
@@ -294,10 +295,10 @@ def test_every_occurrence_arrives_once_in_order(case):
         np.testing.assert_array_equal(places[~true], len(buffer))
         np.testing.assert_array_equal(buffer[places[true], 0], spread.ids(device))
         if not route.shape.pooling:
-            bag = route.arrays["bag"][device]
-            np.testing.assert_array_equal(true, bag < spread.total)
-            np.testing.assert_array_equal(bag[true], spread.bag_of_each(device))
-            assert not (np.diff(true.astype(int)) > 0).any()
+            lengths = np.diff(route.arrays["end"][device], prepend=0)
+            bags = np.repeat(np.arange(spread.total), lengths)
+            np.testing.assert_array_equal(bags, spread.bag_of_each(device))
+            np.testing.assert_array_equal(true, np.arange(true.size) < bags.size)
 
 
 @settings(max_examples=60, deadline=None)

@@ -155,8 +155,12 @@ def with_sent_lists(geometry, route):
     """The route of "all_to_all" with the lists that devices make of it, as the others have them."""
     shape, arrays, devices = route.shape, dict(route.arrays), geometry.devices
     order = np.argsort(arrays["place"], axis=1, kind="stable")
-    bags = np.arange(shape.occurrences)[None] // (shape.pooling or 1)
-    bags = np.where(arrays["place"] < devices * shape.capacity, arrays.get("bag", bags), -1)
+    places = np.arange(shape.occurrences)
+    if shape.pooling:
+        bags = places[None] // shape.pooling
+    else:
+        bags = np.array([np.searchsorted(end, places, side="right") for end in arrays["end"]])
+    bags = np.where(arrays["place"] < devices * shape.capacity, bags, -1)
     bags[bags < 0] = sum(shape.bags)
     arrays["slot"] = np.take_along_axis(arrays["place"], order, 1)
     arrays["source"] = np.take_along_axis(bags, order, 1).astype(np.int32)
@@ -220,7 +224,7 @@ def check_shapes(geometry, route):
         del want["source"], want["slot"]
         want["place"] = (owners, shape.occurrences)
         if not shape.pooling:
-            want["bag"] = (owners, shape.occurrences)
+            want["end"] = (owners, sum(shape.bags))
         want["fetch"] = (owners, devices, shape.capacity)
         assert shape.capacity == capacity(shape.capacity)
     else:
@@ -383,7 +387,7 @@ def test_an_update_shares_the_lists_of_its_lookup():
     assert (route.shape, route.unique_rows) == (alone.shape, alone.unique_rows)
     for name, array in alone.arrays.items():
         np.testing.assert_array_equal(route.arrays[name], array)
-    for name in ("place", "bag", "fetch"):
+    for name in ("place", "end", "fetch"):
         assert route.arrays[name] is looked_up.arrays[name]
 
 

@@ -38,6 +38,7 @@ from shardcore_pjrt.mesh.placed_arrays import (
     table_spec,
     values_of,
 )
+from shardcore_pjrt.programs.local_bags import local_bags
 from shardcore_pjrt.programs.quantized import quantized
 from shardcore_pjrt.programs.scaled_to_norm import scaled_to_norm
 from shardcore_pjrt.programs.split_features import AT_ONCE
@@ -59,7 +60,7 @@ def _route_arrays(
     bags *= devices if whole else 1
     shapes: dict[str, tuple[tuple[int, ...], Any]] = {"place": ((shape.occurrences,), jnp.int32)}
     if not shape.pooling:
-        shapes["bag"] = ((shape.occurrences,), jnp.int32)
+        shapes["end"] = ((bags,), jnp.int32)
     if shape.weighted:
         shapes["weight"] = ((shape.occurrences,), jnp.float32)
     if shape.divided:
@@ -188,7 +189,8 @@ class _Work:
         found = _weighted(find(arrays["place"]), arrays.get("weight"))
         if self.shape.pooling:
             return found.reshape(self.bags, self.shape.pooling, columns).sum(axis=1)
-        return jax.ops.segment_sum(found, arrays["bag"], self.bags, indices_are_sorted=True)
+        bag = local_bags(arrays, self.shape.occurrences, 0)
+        return jax.ops.segment_sum(found, bag, self.bags, indices_are_sorted=True)
 
 
 # --- what one device does: (rows, arrays of its own, work) -> (its bags, columns) -----------------

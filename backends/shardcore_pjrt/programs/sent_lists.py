@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from shardcore_pjrt.mesh.geometry import Geometry
+from shardcore_pjrt.programs.local_bags import local_bags
 from shardcore_pjrt.programs.touched_lines import touched_lines
 from shardcore_pjrt.routing.update_route import UpdateShape
 
@@ -27,7 +28,7 @@ def sent_lists(mine: Arrays, geometry: Geometry, shape: UpdateShape) -> Arrays:
     Parameters
     ----------
     mine : dict of str to array
-        Of `UpdateRoute`, the device's own: ``place`` (N,), ``bag`` (N,) if ragged, ``fetch``
+        Of `UpdateRoute`, the device's own: ``place`` (N,), ``end`` (T,) if ragged, ``fetch``
         (asking devices, C) as an owner, perhaps ``gain`` (N,), and which rows the shard holds.
     geometry : Geometry
     shape : UpdateShape
@@ -41,9 +42,7 @@ def sent_lists(mine: Arrays, geometry: Geometry, shape: UpdateShape) -> Arrays:
         `every_row`, of each sum that comes in; padding one past the end. Unless `every_row`,
         ``lines`` and ``row_ids`` as those of the other exchanges.
     """
-    bag = mine.get("bag")
-    if bag is None:
-        bag = jnp.arange(shape.occurrences, dtype=jnp.int32) // shape.pooling
+    bag = local_bags(mine, shape.occurrences, shape.pooling)
     named = {"slot": mine["place"], "source": bag}
     if shape.gained:
         named["gain"] = mine["gain"]

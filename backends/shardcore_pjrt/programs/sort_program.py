@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 
 from shardcore_pjrt.mesh.geometry import Geometry
 from shardcore_pjrt.mesh.placing import over_devices, whole
+from shardcore_pjrt.programs.local_bags import local_bags
 from shardcore_pjrt.programs.touched_lines import starts_of_runs, touched_lines
 from shardcore_pjrt.routing.lookup_route import LookupShape
 from shardcore_pjrt.routing.update_route import UpdateShape
@@ -136,10 +137,7 @@ class _Sorted:
         self._bags = sum(looked_up.bags)
         self._divisor = arrays.get("divisor")
         place = arrays["place"]
-        if looked_up.pooling:
-            bag = jnp.arange(place.size, dtype=jnp.int32) // looked_up.pooling
-        else:
-            bag = arrays["bag"]
+        bag = local_bags(arrays, place.size, looked_up.pooling)
         carried = [bag]
         if looked_up.weighted:
             carried.append(self._gain(arrays["weight"], bag))

@@ -52,7 +52,7 @@ def _route_arrays(
     if shape.exchange == "all_to_all":
         of_owner = {"place": occurrences, "fetch": ((devices, shape.capacity), jnp.int32)}
         if not shape.pooling:
-            of_owner["bag"] = occurrences
+            of_owner["end"] = ((bags,), jnp.int32)
     else:
         of_owner = {"source": occurrences, "slot": occurrences}
     if shape.gained:

@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardcore.backend import FeatureBags
-from shardcore.store import bags_at_places, sort_occurrences
+from shardcore.store import sort_occurrences
 from shardcore_pjrt.mesh.geometry import Geometry
 from shardcore_pjrt.routing.capacity import Rooms, quarter_steps
-from shardcore_pjrt.routing.request import Requests, asking_bags, request_rows
+from shardcore_pjrt.routing.request import Requests, request_rows
 from shardcore_pjrt.routing.spread import Spread, joined, spread_bags
 from shardcore_pjrt.routing.strategy import Exchange, check_exchange
 
@@ -31,7 +31,6 @@ __all__ = [
     "LookupRoute",
     "LookupShape",
     "add_factors",
-    "bags_of_places",
     "padded_length",
     "pooled_length",
     "route_lookup",
@@ -79,7 +78,7 @@ class LookupRoute:
     arrays : dict of str -> ndarray
         ``place`` int32 (D, N): where in the buffer the occurrence's row is; padding is the buffer's
         length.
-        ``bag`` int32 (D, N), ragged only: its local bag, never less than the one before; padding T.
+        ``end`` int32 (D, T), ragged only: the place after the last occurrence of the local bag.
         ``weight`` float32 (D, N), if weighted: padding 0.
         ``divisor`` float32 (D, T), if divided: of the bag; where it is 0 the bag becomes zeros.
         ``fetch`` int32: "gather": (D, U), the local row, of the device, of each distinct row, and
@@ -162,7 +161,7 @@ def route_lookup(
     if requests is None:
         arrays["place"] = filled(places, buffer, np.int32)
     if not pooling:
-        arrays["bag"] = bags_of_places(spread, length)
+        arrays["end"] = spread.ends()
     weighted = any(bags.weights is not None for bags in features)
     divided = any(bags.divisors is not None for bags in features)
     add_factors(arrays, spread, length, pooling, weighted, divided)
@@ -185,15 +184,6 @@ def add_factors(
         arrays["weight"] = spread.filled(factors, 0, np.float32, length=length, pooling=pooling)
     if divided:
         arrays["divisor"] = spread.by_bag([bags.divisors for bags in spread.features])
-
-
-def bags_of_places(spread: Spread, length: int) -> NDArray[np.int32]:
-    """Return the local bag of each occurrence, (devices, length)."""
-    if spread.parts == 1:
-        first_bags = (*spread.starts, spread.total)
-        return bags_at_places(asking_bags(spread, 0), first_bags, spread.devices, length)
-    of_each = [spread.bag_of_each(device) for device in range(spread.devices)]
-    return spread.filled(of_each, spread.total, np.int32, length=length, pooling=0)
 
 
 def pooled_length(spread: Spread) -> int:

@@ -24,7 +24,6 @@ from shardcore_pjrt.routing.lookup_route import (
     LookupRoute,
     LookupShape,
     add_factors,
-    bags_of_places,
     padded_length,
 )
 from shardcore_pjrt.routing.request import asking_bags
@@ -194,7 +193,7 @@ def route_own(geometry: Geometry, rows: OwnRows, counts: NDArray[np.int64]) -> O
         "asked": np.ascontiguousarray(lists.asked.swapaxes(0, 1)),
     }
     if not pooling:
-        arrays["bag"] = bags_of_places(spread, length)
+        arrays["end"] = spread.ends()
     add_factors(arrays, spread, length, pooling, agreed.weighted, agreed.divided)
     shape = LookupShape(
         "all_to_all", spread.bags, length, pooling, room, agreed.weighted, agreed.divided

@@ -126,6 +126,11 @@ class Spread:
             self._fill(out, f, np.diff(bags.row_splits[own.start : own.stop + 1]))
         return out
 
+    def ends(self) -> NDArray[np.int32]:
+        """Return where the ids of each local bag end in its device's list, (devices, total)."""
+        lengths = np.array([self.lengths(device) for device in range(self.devices)])
+        return lengths.cumsum(axis=1, dtype=np.int32)
+
     def bag_of_each(self, device: int) -> NDArray[np.int32]:
         """Return the local bag of each of a device's ids."""
         return np.repeat(np.arange(self.total, dtype=np.int32), self.lengths(device))

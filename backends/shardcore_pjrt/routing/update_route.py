@@ -109,7 +109,7 @@ class UpdateRoute:
         ``first``, ``count`` int32 (D, sub-rows or rows), ``waves`` int32 (), unless `accumulate`:
         the occurrences of each are ``first`` to ``first + count``; the largest count.
 
-        "all_to_all" has ``place``, ``bag`` if ragged, and ``fetch`` in place of ``source``,
+        "all_to_all" has ``place``, ``end`` if ragged, and ``fetch`` in place of ``source``,
         ``slot``, ``lines`` and ``row_ids``: the lists of the lookup, of which each device makes its
         own of the update (`programs.sent_lists`). ``gain`` is (D, N), by place, and
         ``rows_here``, ``first_row`` and ``row_stride`` are always there. Of a stack of K tables,
@@ -280,7 +280,7 @@ def _requested(
         )
     arrays |= {
         name: looked_up.arrays[name]
-        for name in ("place", "bag", "fetch")
+        for name in ("place", "end", "fetch")
         if name in looked_up.arrays
     }
     return requests, looked_up.shape.capacity, looked_up.shape.pooling
