@@ -48,7 +48,7 @@ def test_lists_are_those_of_the_definition(lengths, lanes, dim, layout):
         slots = [owner * room + asked[owner].index(row) for owner, row in named]
         np.testing.assert_array_equal(lists["slot"][: len(slots)], slots)
         assert (lists["slot"][len(slots) :] == DEVICES * room).all()
-        bags = spread.bag_of_each(device)[order]
+        bags = np.repeat(np.arange(spread.total), spread.lengths(device))[order]
         np.testing.assert_array_equal(lists["source"][: len(slots)], bags)
         if dim == 3:
             factors = spread.weights(device, [bags.weights for bags in given])[order]

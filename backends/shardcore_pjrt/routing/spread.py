@@ -131,10 +131,6 @@ class Spread:
         lengths = np.array([self.lengths(device) for device in range(self.devices)])
         return lengths.cumsum(axis=1, dtype=np.int32)
 
-    def bag_of_each(self, device: int) -> NDArray[np.int32]:
-        """Return the local bag of each of a device's ids."""
-        return np.repeat(np.arange(self.total, dtype=np.int32), self.lengths(device))
-
     def filled(
         self,
         lists: Sequence[NDArray[Any]],
