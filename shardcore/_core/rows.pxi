@@ -84,7 +84,7 @@ cdef enum:
     STRETCHES = 8       # of consecutive occurrences, see `come_back`
     STRETCH = 256
     SEEN_BITS = 15
-    SEEN_WORDS = 1 << 9
+    SEEN_WORDS = 1 << (SEEN_BITS - 6)   # of 64 bits
     LINE = 64           # bytes in a cache line
     RUN_BLOCK = 4096    # occurrences of one row that are summed in one go
     LANES = 8           # partial sums of a dot product
