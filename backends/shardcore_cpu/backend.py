@@ -109,7 +109,7 @@ class CpuBackend(Backend):
         else:
             super().lookup_into(table, bags, out)
 
-    def lookup_few(
+    def lookup_given(
         self,
         table: str,
         ids: NDArray[Any],
@@ -117,8 +117,8 @@ class CpuBackend(Backend):
         divided: int,
         out: NDArray[Any],
     ) -> bool:
-        """Combine the rows of few bags where they lie, by one call."""
-        return self.specs[table].seen_as_stored and self._tables[table].lookup_few(
+        """Combine the rows of bags as given where they lie."""
+        return self.specs[table].seen_as_stored and self._tables[table].lookup_given(
             ids, row_splits, divided, out
         )
 

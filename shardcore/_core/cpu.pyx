@@ -10,6 +10,10 @@ cdef extern from *:
     #define SC_NAME(feature) feature,
     #define SC_ANSWER(feature) SC_CPU_HAS(feature),
     static const char *sc_feature_names[] = {SC_EACH_FEATURE(SC_NAME) 0};
+    static int sc_is_amd(void) {
+        sc_cpu_init();
+        return SC_CPU_IS("amd");
+    }
     static void sc_feature_answers(int *answers) {
         sc_cpu_init();
         int now[] = {SC_EACH_FEATURE(SC_ANSWER) 0};
@@ -18,6 +22,7 @@ cdef extern from *:
     """
     const char* sc_feature_names[]
     void sc_feature_answers(int* answers) nogil
+    bint sc_is_amd() nogil
 
 
 def features():
@@ -30,3 +35,8 @@ def features():
         found[sc_feature_names[i].decode("ascii")] = bool(answers[i])
         i += 1
     return found
+
+
+def is_amd():
+    """Return whether this is an x86 processor of AMD's."""
+    return sc_is_amd()

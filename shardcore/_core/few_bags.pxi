@@ -4,7 +4,7 @@ What a small lookup costs is what is around its rows: calls, views, arrays in be
 knows a table; what a call needs of it is read once. The call takes ids and row splits as they are
 given. They are the caller's, and another thread may write to them: they are copied to the stack,
 and the copies are checked and used. What is not plain, or too much, or breaks a rule, is left to
-others, who say so.
+others, who say so; what is too much, to a function that the caller names.
 
 This body is included by one tiny module per instruction set. Rows are summed by the functions of
 ``columns.h``, as in ``rows.pxi``: the results are the same bits.
@@ -25,18 +25,20 @@ cdef extern from "columns.h" nogil:
     enum:
         FAR "SC_FAR"    # occurrences between asking for a row in memory and using it
         ASK_FAR "SC_ASK_FAR"
-    void sc_sum_floats_int64(
-        const void* table, Py_ssize_t stride, Py_ssize_t dim, const int64_t* ids, Py_ssize_t lo,
-        Py_ssize_t hi, Py_ssize_t last, int ask, const float* weights, float* out)
-    void sc_sum_halves_int64(
-        const void* table, Py_ssize_t stride, Py_ssize_t dim, const int64_t* ids, Py_ssize_t lo,
-        Py_ssize_t hi, Py_ssize_t last, int ask, const float* weights, float* out)
-    void sc_sum_bfloats_int64(
-        const void* table, Py_ssize_t stride, Py_ssize_t dim, const int64_t* ids, Py_ssize_t lo,
-        Py_ssize_t hi, Py_ssize_t last, int ask, const float* weights, float* out)
-    void sc_sum_doubles_int64(
-        const void* table, Py_ssize_t stride, Py_ssize_t dim, const int64_t* ids, Py_ssize_t lo,
-        Py_ssize_t hi, Py_ssize_t last, int ask, const double* weights, double* out)
+        ASK_FIRST "SC_ASK_FIRST"
+    const uint64_t ANY "UINT64_MAX"     # the limit of ids that are checked
+    bint sc_sum_floats_int64(
+        const void* table, Py_ssize_t stride, Py_ssize_t dim, const int64_t* ids, uint64_t limit,
+        Py_ssize_t lo, Py_ssize_t hi, Py_ssize_t last, int ask, const float* weights, float* out)
+    bint sc_sum_halves_int64(
+        const void* table, Py_ssize_t stride, Py_ssize_t dim, const int64_t* ids, uint64_t limit,
+        Py_ssize_t lo, Py_ssize_t hi, Py_ssize_t last, int ask, const float* weights, float* out)
+    bint sc_sum_bfloats_int64(
+        const void* table, Py_ssize_t stride, Py_ssize_t dim, const int64_t* ids, uint64_t limit,
+        Py_ssize_t lo, Py_ssize_t hi, Py_ssize_t last, int ask, const float* weights, float* out)
+    bint sc_sum_doubles_int64(
+        const void* table, Py_ssize_t stride, Py_ssize_t dim, const int64_t* ids, uint64_t limit,
+        Py_ssize_t lo, Py_ssize_t hi, Py_ssize_t last, int ask, const double* weights, double* out)
 
 cdef enum:
     MOST = 2048         # ids, and bags, that the copies on the stack have room for
@@ -58,7 +60,9 @@ cdef class FewBags:
     """The rows of a table, or of its shards, for lookups of few bags.
 
     Made of the address of each shard's first row, where `placement` finds rows among several, the
-    bytes from row to row, their kind, columns and number, and what holds on to the memory.
+    bytes from row to row, their kind, columns and number, whether the first cache takes rows that
+    are asked for far ahead, what does as `combine` does where bags are not few, or None, and what
+    holds on to the memory.
     """
 
     cdef const int64_t[::1] bases__s
@@ -69,31 +73,41 @@ cdef class FewBags:
     cdef int kind
     cdef Py_ssize_t dim
     cdef int64_t rows
+    cdef bint into_first
+    cdef object combine_many
     cdef object held
 
     def __init__(self, const int64_t[::1] bases__s, Placement placement, Py_ssize_t stride,
-                 int kind, Py_ssize_t dim, int64_t rows, held):
+                 int kind, Py_ssize_t dim, int64_t rows, bint into_first,
+                 combine_many, held):
         self.bases__s, self.placement, self.stride = bases__s, placement, stride
         self.bases, self.rule = &bases__s[0], NULL if placement is None else &placement.rule
         self.kind, self.dim, self.rows, self.held = kind, dim, rows, held
+        self.into_first, self.combine_many = into_first, combine_many
 
     def combine(self, values, row_splits, int divided, out):
         """Write the combined rows of each bag to `out`; return whether that was done.
 
         `values` (n,) are ids of int32 or int64, `row_splits` (b + 1,) of int64, `out` (b, d) of the
         working dtype, each C-contiguous; `divided` is of `DIVIDED`. False: one of them is of
-        another form, or breaks a rule, or n, b or n·d is too large; `out` holds nothing then.
+        another form, or breaks a rule; or n, b or n·d is too large, and nothing combines many.
+        `out` holds nothing of use then.
         """
         cdef Py_buffer ids, splits, sums
-        cdef bint done = False
+        cdef bint done = False, many = False
         if not exported(values, False, &ids):
             return False
         if exported(row_splits, False, &splits):
-            if exported(out, True, &sums):
+            many = ids.ndim == splits.ndim == 1 and (
+                ids.shape[0] > MOST or splits.shape[0] > MOST + 1
+                or ids.shape[0] * self.dim > MOST_NUMBERS)
+            if not many and exported(out, True, &sums):
                 done = self.combine_buffers(&ids, &splits, divided, &sums)
                 PyBuffer_Release(&sums)
             PyBuffer_Release(&splits)
         PyBuffer_Release(&ids)
+        if many and self.combine_many is not None:
+            return self.combine_many(values, row_splits, divided, out)
         return done
 
     cdef bint combine_buffers(self, const Py_buffer* ids, const Py_buffer* splits, int divided,
@@ -105,8 +119,8 @@ cdef class FewBags:
         if not (ids.ndim == 1 and splits.ndim == 1 and sums.ndim == 2):
             return False
         n, bags = ids.shape[0], splits.shape[0] - 1
-        if not (n <= MOST and 0 <= bags <= MOST and n * self.dim <= MOST_NUMBERS
-                and sums.shape[0] == bags and sums.shape[1] == self.dim
+        if not (n <= MOST and 0 <= bags <= MOST and sums.shape[0] == bags
+                and sums.shape[1] == self.dim
                 and holds(splits, INTEGERS, 8)
                 and holds(sums, b"d" if wide else b"f", 8 if wide else 4)):
             return False
@@ -142,6 +156,7 @@ cdef class FewBags:
         cdef Py_ssize_t stride = 1, size = self.stride, dim = self.dim, b, i, at, lo, hi
         cdef float32_t* out = <float32_t*>out__bd
         cdef float64_t* wide_out = <float64_t*>out__bd
+        cdef int ask = ASK_FIRST if self.into_first else ASK_FAR
         if self.rule == NULL:
             table, stride = <const void*><size_t>self.bases[0], self.stride
         for i in range(n if n < FAR else FAR):  # these the sums do not ask for
@@ -153,16 +168,16 @@ cdef class FewBags:
         for b in range(bags):
             lo, hi = own_splits[b], own_splits[b + 1]
             if self.kind == FLOAT64:
-                sc_sum_doubles_int64(table, stride, dim, own__n, lo, hi, n, ASK_FAR, NULL, wide_out)
+                sc_sum_doubles_int64(table, stride, dim, own__n, ANY, lo, hi, n, ask, NULL, wide_out)
                 divide(wide_out, dim, hi - lo, divided)
                 wide_out += dim
                 continue
             if self.kind == HALF:
-                sc_sum_halves_int64(table, stride, dim, own__n, lo, hi, n, ASK_FAR, NULL, out)
+                sc_sum_halves_int64(table, stride, dim, own__n, ANY, lo, hi, n, ask, NULL, out)
             elif self.kind == BFLOAT:
-                sc_sum_bfloats_int64(table, stride, dim, own__n, lo, hi, n, ASK_FAR, NULL, out)
+                sc_sum_bfloats_int64(table, stride, dim, own__n, ANY, lo, hi, n, ask, NULL, out)
             else:
-                sc_sum_floats_int64(table, stride, dim, own__n, lo, hi, n, ASK_FAR, NULL, out)
+                sc_sum_floats_int64(table, stride, dim, own__n, ANY, lo, hi, n, ask, NULL, out)
             divide(out, dim, hi - lo, divided)
             out += dim
 

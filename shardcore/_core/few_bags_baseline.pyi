@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ class FewBags:
         kind: int,
         dim: int,
         rows: int,
+        into_first: bool,
+        combine_many: Callable[[NDArray[Any], NDArray[Any], int, NDArray[Any]], bool] | None,
         held: object,
     ) -> None: ...
     def combine(

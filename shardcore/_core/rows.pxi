@@ -45,30 +45,32 @@ cdef extern from "columns.h" nogil:
         FAR "SC_FAR"    # occurrences between asking for a row in memory and using it
         ASK_FAR "SC_ASK_FAR"
         ASK_NEAR "SC_ASK_NEAR"
-    void sc_sum_floats_int64(
-        const void* table, Py_ssize_t stride, Py_ssize_t dim, const int64_t* ids, Py_ssize_t lo,
-        Py_ssize_t hi, Py_ssize_t last, int ask, const float* weights, float* out)
-    void sc_sum_floats_int32(
-        const void* table, Py_ssize_t stride, Py_ssize_t dim, const int32_t* ids, Py_ssize_t lo,
-        Py_ssize_t hi, Py_ssize_t last, int ask, const float* weights, float* out)
-    void sc_sum_halves_int64(
-        const void* table, Py_ssize_t stride, Py_ssize_t dim, const int64_t* ids, Py_ssize_t lo,
-        Py_ssize_t hi, Py_ssize_t last, int ask, const float* weights, float* out)
-    void sc_sum_halves_int32(
-        const void* table, Py_ssize_t stride, Py_ssize_t dim, const int32_t* ids, Py_ssize_t lo,
-        Py_ssize_t hi, Py_ssize_t last, int ask, const float* weights, float* out)
-    void sc_sum_bfloats_int64(
-        const void* table, Py_ssize_t stride, Py_ssize_t dim, const int64_t* ids, Py_ssize_t lo,
-        Py_ssize_t hi, Py_ssize_t last, int ask, const float* weights, float* out)
-    void sc_sum_bfloats_int32(
-        const void* table, Py_ssize_t stride, Py_ssize_t dim, const int32_t* ids, Py_ssize_t lo,
-        Py_ssize_t hi, Py_ssize_t last, int ask, const float* weights, float* out)
-    void sc_sum_doubles_int64(
-        const void* table, Py_ssize_t stride, Py_ssize_t dim, const int64_t* ids, Py_ssize_t lo,
-        Py_ssize_t hi, Py_ssize_t last, int ask, const double* weights, double* out)
-    void sc_sum_doubles_int32(
-        const void* table, Py_ssize_t stride, Py_ssize_t dim, const int32_t* ids, Py_ssize_t lo,
-        Py_ssize_t hi, Py_ssize_t last, int ask, const double* weights, double* out)
+        ASK_FIRST "SC_ASK_FIRST"
+    const uint64_t ANY "UINT64_MAX"     # the limit of ids that are checked, and of addresses
+    bint sc_sum_floats_int64(
+        const void* table, Py_ssize_t stride, Py_ssize_t dim, const int64_t* ids, uint64_t limit,
+        Py_ssize_t lo, Py_ssize_t hi, Py_ssize_t last, int ask, const float* weights, float* out)
+    bint sc_sum_floats_int32(
+        const void* table, Py_ssize_t stride, Py_ssize_t dim, const int32_t* ids, uint64_t limit,
+        Py_ssize_t lo, Py_ssize_t hi, Py_ssize_t last, int ask, const float* weights, float* out)
+    bint sc_sum_halves_int64(
+        const void* table, Py_ssize_t stride, Py_ssize_t dim, const int64_t* ids, uint64_t limit,
+        Py_ssize_t lo, Py_ssize_t hi, Py_ssize_t last, int ask, const float* weights, float* out)
+    bint sc_sum_halves_int32(
+        const void* table, Py_ssize_t stride, Py_ssize_t dim, const int32_t* ids, uint64_t limit,
+        Py_ssize_t lo, Py_ssize_t hi, Py_ssize_t last, int ask, const float* weights, float* out)
+    bint sc_sum_bfloats_int64(
+        const void* table, Py_ssize_t stride, Py_ssize_t dim, const int64_t* ids, uint64_t limit,
+        Py_ssize_t lo, Py_ssize_t hi, Py_ssize_t last, int ask, const float* weights, float* out)
+    bint sc_sum_bfloats_int32(
+        const void* table, Py_ssize_t stride, Py_ssize_t dim, const int32_t* ids, uint64_t limit,
+        Py_ssize_t lo, Py_ssize_t hi, Py_ssize_t last, int ask, const float* weights, float* out)
+    bint sc_sum_doubles_int64(
+        const void* table, Py_ssize_t stride, Py_ssize_t dim, const int64_t* ids, uint64_t limit,
+        Py_ssize_t lo, Py_ssize_t hi, Py_ssize_t last, int ask, const double* weights, double* out)
+    bint sc_sum_doubles_int32(
+        const void* table, Py_ssize_t stride, Py_ssize_t dim, const int32_t* ids, uint64_t limit,
+        Py_ssize_t lo, Py_ssize_t hi, Py_ssize_t last, int ask, const double* weights, double* out)
 
 cdef extern from "scalars.h" nogil:
     void prefetch_read "SC_PREFETCH_READ"(const void* address)
@@ -185,13 +187,16 @@ cdef inline void ask_for_update(const void* row, Py_ssize_t size) noexcept nogil
 
 
 cdef inline int rows_to_ask_for(const index_t* ids__n, Py_ssize_t n, Py_ssize_t row_bytes,
-                                Py_ssize_t table_bytes) noexcept nogil:
-    """Return which of the coming rows sums of `n` rows ask for: bits ASK_FAR and ASK_NEAR.
+                                Py_ssize_t table_bytes, bint into_first) noexcept nogil:
+    """Return how sums of `n` rows ask for those that come: bits ASK_FAR and ASK_NEAR, or ASK_FIRST.
 
-    Rows of a small table are in some cache: near ones only. Of others, narrow rows are asked for far
-    ahead and near. For wide ones that is one time too many: near only where ids come back soon, so
-    that most rows are in a cache, else far ahead only.
+    `into_first`: whether the first cache takes rows that are asked for far ahead; if so, all are.
+    If not: rows of a small table are in some cache: near ones only. Of others, narrow rows are asked
+    for far ahead and near. For wide ones that is one time too many: near only where ids come back
+    soon, so that most rows are in a cache, else far ahead only.
     """
+    if into_first:
+        return ASK_FIRST
     if n <= STRETCH:
         return ASK_FAR
     if 0 <= table_bytes <= CACHED:
@@ -227,56 +232,70 @@ cdef inline const row_t* row_at(const row_t* table, Py_ssize_t stride, index_t i
     return <const row_t*>(<size_t>table + <size_t>id * <size_t>stride)
 
 
-cdef inline void sum_rows(const row_t* table, Py_ssize_t stride, Py_ssize_t dim,
-                          const index_t* ids__n, Py_ssize_t lo, Py_ssize_t hi, Py_ssize_t last,
-                          int ask, const value_t* weights__n, value_t* out) noexcept nogil:
+cdef inline bint sum_rows(const row_t* table, Py_ssize_t stride, Py_ssize_t dim,
+                          const index_t* ids__n, uint64_t limit, Py_ssize_t lo, Py_ssize_t hi,
+                          Py_ssize_t last, int ask, const value_t* weights__n,
+                          value_t* out) noexcept nogil:
     """Write the (weighted) sum of rows ids__n[lo:hi], in that order, to out (dim,).
 
-    Rows are asked for ahead, as `ask` has it, up to position `last`.
+    Return whether all ids are below `limit`; each is read once. Rows are asked for ahead, as `ask`
+    has it, up to position `last`.
     """
     if row_t is half_t and value_t is float32_t:
         if index_t is int64_t:
-            sc_sum_halves_int64(table, stride, dim, ids__n, lo, hi, last, ask, weights__n, out)
+            return sc_sum_halves_int64(table, stride, dim, ids__n, limit, lo, hi, last, ask,
+                                       weights__n, out)
         else:
-            sc_sum_halves_int32(table, stride, dim, ids__n, lo, hi, last, ask, weights__n, out)
+            return sc_sum_halves_int32(table, stride, dim, ids__n, limit, lo, hi, last, ask,
+                                       weights__n, out)
     elif row_t is bfloat_t and value_t is float32_t:
         if index_t is int64_t:
-            sc_sum_bfloats_int64(table, stride, dim, ids__n, lo, hi, last, ask, weights__n, out)
+            return sc_sum_bfloats_int64(table, stride, dim, ids__n, limit, lo, hi, last, ask,
+                                        weights__n, out)
         else:
-            sc_sum_bfloats_int32(table, stride, dim, ids__n, lo, hi, last, ask, weights__n, out)
+            return sc_sum_bfloats_int32(table, stride, dim, ids__n, limit, lo, hi, last, ask,
+                                        weights__n, out)
     elif row_t is float32_t and value_t is float32_t:
         if index_t is int64_t:
-            sc_sum_floats_int64(table, stride, dim, ids__n, lo, hi, last, ask, weights__n, out)
+            return sc_sum_floats_int64(table, stride, dim, ids__n, limit, lo, hi, last, ask,
+                                       weights__n, out)
         else:
-            sc_sum_floats_int32(table, stride, dim, ids__n, lo, hi, last, ask, weights__n, out)
+            return sc_sum_floats_int32(table, stride, dim, ids__n, limit, lo, hi, last, ask,
+                                       weights__n, out)
     elif row_t is float64_t and value_t is float64_t:
         if index_t is int64_t:
-            sc_sum_doubles_int64(table, stride, dim, ids__n, lo, hi, last, ask, weights__n, out)
+            return sc_sum_doubles_int64(table, stride, dim, ids__n, limit, lo, hi, last, ask,
+                                        weights__n, out)
         else:
-            sc_sum_doubles_int32(table, stride, dim, ids__n, lo, hi, last, ask, weights__n, out)
+            return sc_sum_doubles_int32(table, stride, dim, ids__n, limit, lo, hi, last, ask,
+                                        weights__n, out)
 
 
 def segment_reduce(const uint8_t[:, ::1] table__rd, int kind, const index_t[::1] ids__n,
                    const int64_t[::1] row_splits, const value_t[::1] weights__n,
-                   const value_t[::1] divisors__b, value_t[:, ::1] out__bd):
+                   const value_t[::1] divisors__b, value_t[:, ::1] out__bd, bint into_first):
     """Combine, per bag, the rows that its ids name: Σ w·row, divided by the bag's divisor if given.
 
     Sums run in occurrence order. `weights__n` and `divisors__b` may be None; a divisor of 0 gives
     a row of 0. Bags are [row_splits[b], row_splits[b + 1]) of `ids__n`, which need not begin at 0.
-    Ids lie in [0, r): the face has seen to it. `out__bd` overlaps nothing. O(n·d).
+    `out__bd` overlaps nothing. `into_first` as in `rows_to_ask_for`. Return whether all ids lie in
+    [0, r), and there are as many as the bags have; else `out__bd` holds nothing of use. Each id is
+    read once: they may be a caller's, to which another thread writes. O(n·d).
     """
     cdef const void* table = &table__rd[0, 0] if table__rd.shape[0] and table__rd.shape[1] else NULL
-    if out__bd.shape[0] == 0 or out__bd.shape[1] == 0:
-        return
+    cdef bint right = row_splits[row_splits.shape[0] - 1] <= ids__n.shape[0]
+    if not right or out__bd.shape[0] == 0 or out__bd.shape[1] == 0:
+        return right
     with nogil:
-        reduce_rows(table, table__rd.shape[0] * table__rd.shape[1], table__rd.shape[1], kind,
-                    &ids__n[0] if ids__n.shape[0] else NULL, row_splits, weights__n, divisors__b,
-                    out__bd)
+        right = reduce_rows(table, table__rd.shape[0] * table__rd.shape[1], table__rd.shape[1], kind,
+                            &ids__n[0] if ids__n.shape[0] else NULL, <uint64_t>table__rd.shape[0],
+                            row_splits, weights__n, divisors__b, out__bd, into_first)
+    return right
 
 
 def segment_reduce_at(const int64_t[::1] addresses__n, int kind, const int64_t[::1] row_splits,
                       const value_t[::1] weights__n, const value_t[::1] divisors__b,
-                      value_t[:, ::1] out__bd):
+                      value_t[:, ::1] out__bd, bint into_first):
     """Combine, as `segment_reduce` does, rows that lie anywhere: each is given by its address.
 
     The caller sees to it that a row of d elements of `kind` lies at each, and stays there.
@@ -285,13 +304,13 @@ def segment_reduce_at(const int64_t[::1] addresses__n, int kind, const int64_t[:
         return
     with nogil:
         reduce_rows(NULL, UNKNOWN, 1, kind, &addresses__n[0] if addresses__n.shape[0] else NULL,
-                    row_splits, weights__n, divisors__b, out__bd)
+                    ANY, row_splits, weights__n, divisors__b, out__bd, into_first)
 
 
-cdef inline void reduce_rows(const void* table, Py_ssize_t table_bytes, Py_ssize_t stride, int kind,
-                             const index_t* ids__n, const int64_t[::1] row_splits,
+cdef inline bint reduce_rows(const void* table, Py_ssize_t table_bytes, Py_ssize_t stride, int kind,
+                             const index_t* ids__n, uint64_t limit, const int64_t[::1] row_splits,
                              const value_t[::1] weights__n, const value_t[::1] divisors__b,
-                             value_t[:, ::1] out__bd) noexcept nogil:
+                             value_t[:, ::1] out__bd, bint into_first) noexcept nogil:
     cdef const value_t* weights = NULL
     cdef const value_t* divisors = NULL
     cdef Py_ssize_t bags = out__bd.shape[0], dim = out__bd.shape[1]
@@ -300,34 +319,40 @@ cdef inline void reduce_rows(const void* table, Py_ssize_t table_bytes, Py_ssize
     if divisors__b is not None:
         divisors = &divisors__b[0]
     if value_t is float64_t:
-        _segment_reduce(<const float64_t*>table, table_bytes, stride, dim, ids__n,
-                        &row_splits[0], bags, weights, divisors, &out__bd[0, 0])
+        return _segment_reduce(<const float64_t*>table, table_bytes, stride, dim, ids__n, limit,
+                               &row_splits[0], bags, weights, divisors, &out__bd[0, 0],
+                               into_first)
     elif kind == HALF:
-        _segment_reduce(<const half_t*>table, table_bytes, stride, dim, ids__n,
-                        &row_splits[0], bags, weights, divisors, &out__bd[0, 0])
+        return _segment_reduce(<const half_t*>table, table_bytes, stride, dim, ids__n, limit,
+                               &row_splits[0], bags, weights, divisors, &out__bd[0, 0],
+                               into_first)
     elif kind == BFLOAT:
-        _segment_reduce(<const bfloat_t*>table, table_bytes, stride, dim, ids__n,
-                        &row_splits[0], bags, weights, divisors, &out__bd[0, 0])
+        return _segment_reduce(<const bfloat_t*>table, table_bytes, stride, dim, ids__n, limit,
+                               &row_splits[0], bags, weights, divisors, &out__bd[0, 0],
+                               into_first)
     else:
-        _segment_reduce(<const float32_t*>table, table_bytes, stride, dim, ids__n,
-                        &row_splits[0], bags, weights, divisors, &out__bd[0, 0])
+        return _segment_reduce(<const float32_t*>table, table_bytes, stride, dim, ids__n, limit,
+                               &row_splits[0], bags, weights, divisors, &out__bd[0, 0],
+                               into_first)
 
 
-cdef void _segment_reduce(const row_t* table, Py_ssize_t table_bytes, Py_ssize_t stride,
-                          Py_ssize_t dim, const index_t* ids__n, const int64_t* row_splits,
-                          Py_ssize_t bags, const value_t* weights__n, const value_t* divisors__b,
-                          value_t* out__bd) noexcept nogil:
+cdef bint _segment_reduce(const row_t* table, Py_ssize_t table_bytes, Py_ssize_t stride,
+                          Py_ssize_t dim, const index_t* ids__n, uint64_t limit,
+                          const int64_t* row_splits, Py_ssize_t bags, const value_t* weights__n, const value_t* divisors__b,
+                          value_t* out__bd, bint into_first) noexcept nogil:
     cdef Py_ssize_t b, c, i
     cdef Py_ssize_t first = row_splits[0], last = row_splits[bags]
-    cdef int ask = rows_to_ask_for(ids__n + first, last - first, dim * sizeof(row_t), table_bytes)
+    cdef int ask = rows_to_ask_for(ids__n + first, last - first, dim * sizeof(row_t), table_bytes,
+                                   into_first)
     cdef value_t divisor
     cdef value_t* out
     for i in range(first, first + FAR if first + FAR < last else last):
         ask_for_row(row_at(table, stride, ids__n[i]), dim * sizeof(row_t))
     for b in range(bags):
         out = out__bd + b * dim
-        sum_rows(table, stride, dim, ids__n, row_splits[b], row_splits[b + 1], last, ask,
-                 weights__n, out)
+        if not sum_rows(table, stride, dim, ids__n, limit, row_splits[b], row_splits[b + 1], last,
+                        ask, weights__n, out):
+            return False
         if divisors__b != NULL:
             divisor = divisors__b[b]
             if divisor == 0:
@@ -336,6 +361,7 @@ cdef void _segment_reduce(const row_t* table, Py_ssize_t table_bytes, Py_ssize_t
             else:
                 for c in range(dim):
                     out[c] = out[c] / divisor
+    return True
 
 
 def sum_values(const value_t[::1] values__n, const int64_t[::1] row_splits, bint squared,
@@ -373,12 +399,12 @@ cdef inline void sum_run(const value_t* gradients__gd, Py_ssize_t dim, const int
             out[c] = 0 + gradient[c]
         return
     stop = lo + RUN_BLOCK if hi - lo > RUN_BLOCK else hi
-    sum_rows(gradients__gd, dim * sizeof(value_t), dim, sources__n, lo, stop, last, ASK_FAR,
+    sum_rows(gradients__gd, dim * sizeof(value_t), dim, sources__n, ANY, lo, stop, last, ASK_FAR,
              gains__n, out)
     at = stop
     while at < hi:
         stop = at + RUN_BLOCK if hi - at > RUN_BLOCK else hi
-        sum_rows(gradients__gd, dim * sizeof(value_t), dim, sources__n, at, stop, last, ASK_FAR,
+        sum_rows(gradients__gd, dim * sizeof(value_t), dim, sources__n, ANY, at, stop, last, ASK_FAR,
                  gains__n, block)
         for c in range(dim):
             out[c] += block[c]
@@ -1026,7 +1052,7 @@ cdef void _update(row_t* table, const int64_t* unique__u, const int64_t* row_ids
                     at = run_splits[places[u]] + turn
                     if at >= run_splits[places[u] + 1]:
                         continue
-                    sum_rows(gradients__gd, dim * sizeof(value_t), dim, sources__n, at, at + 1,
+                    sum_rows(gradients__gd, dim * sizeof(value_t), dim, sources__n, ANY, at, at + 1,
                              at + 1, 0, gains__n, gradients__ud + filled * dim)
                     if row_t is half_t or row_t is bfloat_t:
                         row_pointers[filled] = widened__ud + u * dim

@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -6,10 +7,11 @@ from numpy.typing import NDArray
 # Fused kernels: `kernel["int64_t", "float32_t"]` is the one for those types, in the order in which
 # index_t and value_t first appear among the arguments; rows.pxi says what each takes.
 class _Fused:
-    def __getitem__(self, types: str | tuple[str, ...]) -> Callable[..., None]: ...
+    def __getitem__(self, types: str | tuple[str, ...]) -> Callable[..., Any]: ...
 
 OPERATIONS: dict[str, int]
-segment_reduce: _Fused  # [index, value](table bytes, kind, ids, row_splits, weights, divisors, out)
+segment_reduce: _Fused  # [index, value](table bytes, kind, ids, row_splits, weights, divisors, out,
+#                                 into_first) -> bool
 LONG_RUN_LENGTH: int
 RUNS_TOGETHER: int
 accumulate: _Fused  # [value](gradients, sources, gains, run_splits, block, out)

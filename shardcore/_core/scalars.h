@@ -383,8 +383,8 @@ static inline int sc_lowest_bit(uint64_t word) {
 #endif
 }
 
-/* Into the second-level cache: the first level has too few miss buffers to run far ahead. "Near": into
-   the first, what the second has. */
+/* Into the second-level cache, as the first level of some processors has too few miss buffers to run far
+   ahead. "Near": into the first, what the second has; or all, where the first level has enough of them. */
 #if defined(__GNUC__) || defined(__clang__)
 #define SC_PREFETCH_READ(address) __builtin_prefetch((address), 0, 2)
 #define SC_PREFETCH_NEAR(address) __builtin_prefetch((address), 0, 3)
@@ -408,9 +408,11 @@ static inline int sc_lowest_bit(uint64_t word) {
 
 #if (defined(__x86_64__) || defined(__i386__)) && (defined(__GNUC__) || defined(__clang__))
 #define SC_CPU_HAS(feature) (__builtin_cpu_supports(feature) != 0)
+#define SC_CPU_IS(vendor) (__builtin_cpu_is(vendor) != 0)
 static inline void sc_cpu_init(void) { __builtin_cpu_init(); }
 #else
 #define SC_CPU_HAS(feature) (0)
+#define SC_CPU_IS(vendor) (0)
 static inline void sc_cpu_init(void) {}
 #endif
 

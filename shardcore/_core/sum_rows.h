@@ -39,69 +39,86 @@ SC_INLINE void NAME(sc_ask_)(const void *table, ptrdiff_t stride, ptrdiff_t dim,
         SC_UNROLL_SOME for (ptrdiff_t byte = 0; byte < size; byte += step)
             SC_PREFETCH_READ(row + byte);
     }
-    if ((ask & SC_ASK_NEAR) && at + SC_NEAR < last) {
-        const char *row = (const char *)NAME(sc_row_of_)(table, stride, ids[at + SC_NEAR]);
+    const ptrdiff_t near = ask & SC_ASK_FIRST ? SC_FIRST(size) : SC_NEAR;
+    if ((ask & (SC_ASK_NEAR | SC_ASK_FIRST)) && at + near < last) {
+        const char *row = (const char *)NAME(sc_row_of_)(table, stride, ids[at + near]);
         SC_UNROLL_SOME for (ptrdiff_t byte = 0; byte < size; byte += SC_LINE)
             SC_PREFETCH_NEAR(row + byte);
     }
 }
 
+/* Return an id, read once: another thread may write to ids that are the caller's. */
+SC_INLINE INDEX NAME(sc_id_at_)(const INDEX *ids, ptrdiff_t at) {
+    return *(const volatile INDEX *)(ids + at);
+}
+
 /* Sum columns [column, column + width) of rows ids[lo:hi] into out[column:]; `ask`: which of the rows up
-   to position `last` are asked for ahead. */
-SC_INLINE void NAME(sc_sum_columns_)(const void *table, ptrdiff_t stride, ptrdiff_t dim,
-                                     const INDEX *ids, ptrdiff_t lo, ptrdiff_t hi, ptrdiff_t last,
-                                     int ask, const NUMBER *weights, ptrdiff_t column,
-                                     ptrdiff_t width, NUMBER *out) {
+   to position `last` are asked for ahead. Return whether all ids are below `limit`; else no more is read. */
+SC_INLINE int NAME(sc_sum_columns_)(const void *table, ptrdiff_t stride, ptrdiff_t dim,
+                                    const INDEX *ids, uint64_t limit, ptrdiff_t lo, ptrdiff_t hi,
+                                    ptrdiff_t last, int ask, const NUMBER *weights,
+                                    ptrdiff_t column, ptrdiff_t width, NUMBER *out) {
     NUMBER totals[SC_WIDE];
     CLEAR(totals, width);
     if (weights == NULL)
         for (ptrdiff_t i = lo; i < hi; i++) {
+            const INDEX id = NAME(sc_id_at_)(ids, i);
             NAME(sc_ask_)(table, stride, dim, ids, i, last, ask);
-            ADD(totals, NAME(sc_row_of_)(table, stride, ids[i]) + column, width);
+            if ((uint64_t)(int64_t)id >= limit)
+                return 0;
+            ADD(totals, NAME(sc_row_of_)(table, stride, id) + column, width);
         }
     else
         for (ptrdiff_t i = lo; i < hi; i++) {
+            const INDEX id = NAME(sc_id_at_)(ids, i);
             NAME(sc_ask_)(table, stride, dim, ids, i, last, ask);
-            ADD_TIMES(totals, NAME(sc_row_of_)(table, stride, ids[i]) + column, weights[i], width);
+            if ((uint64_t)(int64_t)id >= limit)
+                return 0;
+            ADD_TIMES(totals, NAME(sc_row_of_)(table, stride, id) + column, weights[i], width);
         }
     PUT(totals, width, out + column);
+    return 1;
 }
 
 /* Sum all columns of rows that are narrower than the shortest vector. */
-SC_INLINE void NAME(sc_sum_narrow_)(const void *table, ptrdiff_t stride, ptrdiff_t dim,
-                                    const INDEX *ids, ptrdiff_t lo, ptrdiff_t hi, ptrdiff_t last,
-                                    int ask, const NUMBER *weights, NUMBER *out) {
+SC_INLINE int NAME(sc_sum_narrow_)(const void *table, ptrdiff_t stride, ptrdiff_t dim,
+                                   const INDEX *ids, uint64_t limit, ptrdiff_t lo, ptrdiff_t hi,
+                                   ptrdiff_t last, int ask, const NUMBER *weights, NUMBER *out) {
     NUMBER totals[SC_FEW] = {0};
     for (ptrdiff_t i = lo; i < hi; i++) {
+        const INDEX id = NAME(sc_id_at_)(ids, i);
         NAME(sc_ask_)(table, stride, dim, ids, i, last, ask);
-        const ROW *row = NAME(sc_row_of_)(table, stride, ids[i]);
+        if ((uint64_t)(int64_t)id >= limit)
+            return 0;
+        const ROW *row = NAME(sc_row_of_)(table, stride, id);
         for (ptrdiff_t c = 0; c < dim; c++)
             totals[c] += weights == NULL ? ONE(row[c]) : weights[i] * ONE(row[c]);
     }
     for (ptrdiff_t c = 0; c < dim; c++)
         out[c] = totals[c];
+    return 1;
 }
 
 /* As many columns at a time as registers hold, then ever fewer. The last few may overlap those before:
    their sums are made, and written, twice. */
-SC_INLINE void NAME(sc_sum_parts_)(const void *table, ptrdiff_t stride, ptrdiff_t dim,
-                                   const INDEX *ids, ptrdiff_t lo, ptrdiff_t hi, ptrdiff_t last,
-                                   int ask, const NUMBER *weights, NUMBER *out) {
+SC_INLINE int NAME(sc_sum_parts_)(const void *table, ptrdiff_t stride, ptrdiff_t dim,
+                                  const INDEX *ids, uint64_t limit, ptrdiff_t lo, ptrdiff_t hi,
+                                  ptrdiff_t last, int ask, const NUMBER *weights, NUMBER *out) {
     const ptrdiff_t widest = SC_WIDE * sizeof(float) / sizeof(NUMBER);
     ptrdiff_t column = 0;
-    if (dim < SC_FEW) {
-        NAME(sc_sum_narrow_)(table, stride, dim, ids, lo, hi, last, ask, weights, out);
-        return;
-    }
+    if (dim < SC_FEW)
+        return NAME(sc_sum_narrow_)(table, stride, dim, ids, limit, lo, hi, last, ask, weights, out);
 #define SUM_COLUMNS(at, width)                                                                     \
-    NAME(sc_sum_columns_)(table, stride, dim, ids, lo, hi, last, (at) ? 0 : ask, weights, at, width, out)
+    if (!NAME(sc_sum_columns_)(table, stride, dim, ids, limit, lo, hi, last, (at) ? 0 : ask,       \
+                               weights, at, width, out))                                           \
+        return 0;
 #define SUM_IF_THERE_ARE(width)                                                                    \
     if (widest > width && column + width <= dim) {                                                 \
-        SUM_COLUMNS(column, width);                                                                \
+        SUM_COLUMNS(column, width)                                                                 \
         column += width;                                                                           \
     }
     for (; column + widest <= dim; column += widest)
-        SUM_COLUMNS(column, widest);
+        SUM_COLUMNS(column, widest)
     SUM_IF_THERE_ARE(128)
     SUM_IF_THERE_ARE(64)
     SUM_IF_THERE_ARE(32)
@@ -109,33 +126,31 @@ SC_INLINE void NAME(sc_sum_parts_)(const void *table, ptrdiff_t stride, ptrdiff_
     SUM_IF_THERE_ARE(8)
     SUM_IF_THERE_ARE(SC_FEW)
     if (column < dim)
-        SUM_COLUMNS(dim - SC_FEW, SC_FEW);
+        SUM_COLUMNS(dim - SC_FEW, SC_FEW)
+    return 1;
 #undef SUM_IF_THERE_ARE
 #undef SUM_COLUMNS
 }
 
-/* Write the (weighted) sum of rows ids[lo:hi], in that order, to out (dim,). The dims of most tables have
-   bodies in which every count is known. */
-static void NAME(sc_sum_)(const void *table, ptrdiff_t stride, ptrdiff_t dim, const INDEX *ids,
-                          ptrdiff_t lo, ptrdiff_t hi, ptrdiff_t last, int ask,
-                          const NUMBER *weights, NUMBER *out) {
-#define SUM_ROWS_OF(dim) NAME(sc_sum_parts_)(table, stride, dim, ids, lo, hi, last, ask, weights, out)
+/* Write the (weighted) sum of rows ids[lo:hi], in that order, to out (dim,), and return whether all ids are
+   below `limit`: each is read once, and not used where it is not. The dims of most tables have bodies in
+   which every count is known. */
+static int NAME(sc_sum_)(const void *table, ptrdiff_t stride, ptrdiff_t dim, const INDEX *ids,
+                         uint64_t limit, ptrdiff_t lo, ptrdiff_t hi, ptrdiff_t last, int ask,
+                         const NUMBER *weights, NUMBER *out) {
+#define SUM_ROWS_OF(dim)                                                                           \
+    return NAME(sc_sum_parts_)(table, stride, dim, ids, limit, lo, hi, last, ask, weights, out)
     switch (dim) {
     case 16:
         SUM_ROWS_OF(16);
-        break;
     case 32:
         SUM_ROWS_OF(32);
-        break;
     case 64:
         SUM_ROWS_OF(64);
-        break;
     case 128:
         SUM_ROWS_OF(128);
-        break;
     case 256:
         SUM_ROWS_OF(256);
-        break;
     default:
         SUM_ROWS_OF(dim);
     }

@@ -355,7 +355,7 @@ class Backend(ABC):
         ((found,),) = self.lookup([TableBatch(table, (bags,))])
         out[...] = found
 
-    def lookup_few(
+    def lookup_given(
         self,
         table: str,
         ids: NDArray[Any],
@@ -363,11 +363,12 @@ class Backend(ABC):
         divided: int,
         out: NDArray[Any],
     ) -> bool:
-        """Write the combined rows of few bags, as they were given, to `out`, if that is soon done.
+        """Write the combined rows of bags, as they were given, to `out`, if that can be done.
 
-        For backends that keep rows in memory of this process, where the calls around a small lookup
-        cost more than its rows: they copy and check ids and row splits by the way, as
-        `shardcore.store.StoreTable.lookup_few` does. Nothing is asked of the others.
+        For backends that keep rows in memory of this process, where an array of checked ids costs
+        up to a third of the sums, and the calls around a small lookup more than its rows: they
+        check ids and row splits by the way, as `shardcore.store.StoreTable.lookup_given` does.
+        Nothing is asked of the others.
 
         Parameters
         ----------
@@ -381,7 +382,8 @@ class Backend(ABC):
         Returns
         -------
         bool
-            Whether that was done. Where it was not, the lookup goes on as any other.
+            Whether that was done. Where it was not, as an id is out of range or for any other
+            reason, `out` holds nothing of use, and the lookup goes on as any other.
         """
         return False
 

@@ -12,8 +12,10 @@ from shardcore.errors import ShardcoreValueError
 from shardcore.features.config import FeatureConfig
 from shardcore.features.frames import read_frames
 from shardcore.features.prepare import (
+    PlainBags,
     PlannedFeature,
     PreparedFeature,
+    plain_bags,
     plan_features,
     prepare_feature,
 )
@@ -55,6 +57,7 @@ class Inputs:
         self.features: list[PlannedFeature] = plan_features(
             features, {table.config: table.spec for table in tables}
         )
+        self._special = any(feature.divided is None for feature in self.features)
         self.batch_size: int | None = None
 
     def leaves(self, given: Any, what: str) -> list[Any]:
@@ -68,6 +71,24 @@ class Inputs:
         if self._single:
             return [given]
         return flatten_like(self._structure, given, what)
+
+    def plain(self, features: Any) -> list[PlainBags] | None:
+        """Return the bags of a batch without weights, unchecked, if rows are to be combined only.
+
+        None: some feature is not of a plain form, or something else is to be done with it, or the
+        batch is of another size.
+        """
+        if not (self._single or self._is_plain(features, None)) or self._special:
+            return None
+        found = []
+        for leaf in self.leaves(features, "features"):
+            bags = plain_bags(leaf)
+            if bags is None:
+                return None
+            if self.batch_size is not None and bags.batch_shape[0] != self.batch_size:
+                return None
+            found.append(bags)
+        return found
 
     def optional_leaves(self, given: Any, what: str) -> list[Any]:
         """Return what a caller gives per feature; None for all stands for None in each."""

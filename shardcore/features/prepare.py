@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,12 +25,13 @@ from shardcore.ids.formats import as_ragged, as_weights, dense_shape, named, pla
 from shardcore.ids.own_arrays import FEW_IDS, immutable, take_bags
 from shardcore.ids.ragged import Ragged
 from shardcore.ids.row_splits import lengths_from_row_splits, row_ids_from_row_splits
+from shardcore.store.few_bags import DIVIDED
 from shardcore.store.segment_reduce import divisors, weight_gradients
 from shardcore.store.taken_ids import take_ids_on_threads
 from shardcore.validation.integers import outside
 
-__all__ = ["FeatureInput", "PlannedFeature", "PreparedFeature"]
-__all__ += ["activation_shape", "plan_features", "prepare_feature"]
+__all__ = ["FeatureInput", "PlainBags", "PlannedFeature", "PreparedFeature"]
+__all__ += ["activation_shape", "plain_bags", "plan_features", "prepare_feature"]
 
 Ints = NDArray[np.int32] | NDArray[np.int64]
 
@@ -72,11 +73,15 @@ class PlannedFeature(FeatureInput):
         Its table.
     value : numpy.dtype
         The table's working dtype.
+    divided : int or None
+        The combiner, of `shardcore.store.DIVIDED`, where plain bags without weights need nothing
+        but that their rows be combined. None: more is to be done.
     """
 
     gradient_path: str
     spec: TableSpec
     value: np.dtype[Any]
+    divided: int | None
 
 
 def plan_features(
@@ -95,9 +100,20 @@ def plan_features(
                 "gradients" + place,
                 spec,
                 working_dtype(spec.dtype),
+                _divided(config),
             )
         )
     return planned
+
+
+def _divided(config: FeatureConfig) -> int | None:
+    special = (
+        config.hash is not None
+        or config.max_sequence_length
+        or config.output_shape is not None
+        or config.invalid_ids != "raise"
+    )
+    return None if special else DIVIDED.get(config.table.combiner)
 
 
 @dataclass(eq=False, slots=True)
@@ -257,49 +273,36 @@ def _plain_feature(feature: FeatureInput, leaf: Any) -> PreparedFeature | None:
     config = feature.config
     if config.table.combiner == "max":
         return None
-    ids_shape: tuple[int, ...] | None = None
     divisor: NDArray[Any] | None = None
     taken: tuple[Ints, NDArray[np.int64]] | None = None
-    given: NDArray[Any]
-    rows = config.table.vocabulary_size
-    if type(leaf) is np.ndarray:
-        ids_shape = leaf.shape
-        if not ids_shape or not _is_plain(leaf):
-            return None
-        width = 1 if len(ids_shape) == 1 else ids_shape[-1]
-        batch_shape = ids_shape if len(ids_shape) == 1 else ids_shape[:-1]
-        bags = math.prod(batch_shape)
-        given = leaf.reshape(-1)
-        if given.size != bags * width:  # another thread has given it another shape
-            return None
+    rows, combiner = config.table.vocabulary_size, config.table.combiner
+    plain = plain_bags(leaf)
+    if plain is None:
+        return None
+    given, row_splits, batch_shape, ids_shape = plain
+    if ids_shape is not None:
+        bags = row_splits.size - 1
         if bags <= _SHARED_BAGS:
-            row_splits = _even_splits(bags, width)
-            divisor = _even_divisors(config.table.combiner, bags, width, _value_of(config))
+            divisor = _even_divisors(combiner, bags, given.size // max(bags, 1), _value_of(config))
         else:
-            row_splits = np.arange(bags + 1, dtype=np.int64) * width
-            divisor = divisors(config.table.combiner, row_splits, None, _value_of(config))
-    elif type(leaf) is tuple and len(leaf) == 2:
-        given, splits = leaf
-        if not type(given) is type(splits) is np.ndarray:
-            return None
+            divisor = divisors(combiner, row_splits, None, _value_of(config))
+    else:
+        splits = row_splits
         if given.size <= FEW_IDS:
             taken = take_bags(given, splits, rows)
             if taken is None:
                 return None
             row_splits = taken[1]
         else:
-            plain = given.ndim == splits.ndim == 1 and _is_plain(given) and _is_plain(splits)
-            if not (plain and splits.dtype == _INT64 and splits.size):
+            if not (given.ndim == splits.ndim == 1 and _is_plain(given) and _is_plain(splits)):
+                return None
+            if splits.dtype != _INT64:
                 return None
             row_splits = np.empty(splits.size, np.int64)
             if _take_splits(splits, given.size, row_splits) >= 0:
                 return None
-        batch_shape = (row_splits.size - 1,)
-        combiner = config.table.combiner
         if combiner != "sum":  # which has none; to find the dtype takes longer than to ask
             divisor = divisors(combiner, row_splits, None, _value_of(config))
-    else:
-        return None
     if taken is not None:
         ids = taken[0]
     else:
@@ -309,6 +312,58 @@ def _plain_feature(feature: FeatureInput, leaf: Any) -> PreparedFeature | None:
     shape = activation_shape(feature, batch_shape)
     bags_of_ids = FeatureBags(ids, row_splits, None, divisor)
     return PreparedFeature(bags_of_ids, shape, 0, None, None, None, ids_shape)
+
+
+class PlainBags(NamedTuple):
+    """The commonest forms of a feature: arrays, with nothing yet said of what they hold.
+
+    Attributes
+    ----------
+    ids : ndarray
+        Of any dtype and shape where they came beside row splits; of a dense array, flat.
+    row_splits : ndarray
+        As they were given, but not empty; of a dense array, ours.
+    batch_shape : tuple of int
+        Its product is the number of bags.
+    ids_shape : tuple of int or None
+        Of a dense array.
+    """
+
+    ids: NDArray[Any]
+    row_splits: NDArray[Any]
+    batch_shape: tuple[int, ...]
+    ids_shape: tuple[int, ...] | None
+
+
+def plain_bags(leaf: Any) -> PlainBags | None:
+    """Return the bags of a leaf that is a dense array of ids, or ids and row splits; else None.
+
+    Examples
+    --------
+    >>> plain_bags(np.array([[3, 1], [4, 4]]))[:3]
+    (array([3, 1, 4, 4]), array([0, 2, 4]), (2,))
+    >>> plain_bags([[3, 1], [4, 4]]) is None
+    True
+    """
+    if type(leaf) is tuple and len(leaf) == 2:
+        ids, row_splits = leaf
+        if not type(ids) is type(row_splits) is np.ndarray or not row_splits.size:
+            return None
+        return PlainBags(ids, row_splits, (row_splits.size - 1,), None)
+    if type(leaf) is not np.ndarray:
+        return None
+    shape = leaf.shape
+    if not shape or not _is_plain(leaf):
+        return None
+    width = 1 if len(shape) == 1 else shape[-1]
+    batch_shape = shape if len(shape) == 1 else shape[:-1]
+    bags = math.prod(batch_shape)
+    ids = leaf.reshape(-1)
+    if ids.size != bags * width:  # another thread has given it another shape
+        return None
+    if bags <= _SHARED_BAGS:
+        return PlainBags(ids, _even_splits(bags, width), batch_shape, shape)
+    return PlainBags(ids, np.arange(bags + 1, dtype=np.int64) * width, batch_shape, shape)
 
 
 def _is_plain(array: NDArray[Any]) -> bool:

@@ -24,8 +24,8 @@ from shardcore.ids.ragged import Ragged
 from shardcore.ids.row_splits import check_row_splits
 from shardcore.lookup.lookup import as_row_store, only_array
 from shardcore.lookup.serving import combine_bags
-from shardcore.store.few_bags import DIVIDED, MOST_IDS
-from shardcore.store.instruction_set import best_module
+from shardcore.store.few_bags import DIVIDED
+from shardcore.store.instruction_set import INTO_FIRST, best_module
 from shardcore.store.segment_reduce import COMBINERS, TYPE_NAMES, divisors
 from shardcore.validation.arrays import as_ids, read_array
 from shardcore.validation.integers import outside
@@ -78,8 +78,8 @@ class PreparedLookup:
         "_addresses",
         "_dim",
         "_divided",
-        "_few",
         "_flat",
+        "_given",
         "_kernel_at",
         "_kernels",
         "_kind",
@@ -102,7 +102,7 @@ class PreparedLookup:
         self._addresses: Callable[[Any], NDArray[np.int64]] | None = None
         if isinstance(store, ArrayRowStore) and store.addressed:
             self._addresses = store.addresses
-        self._few = store.few_bags()
+        self._given = store.given_bags()
         self._divided = DIVIDED[combiner]
         self._kind = KIND_OF[store.dtype.name]
         value = TYPE_NAMES[self.dtype]
@@ -145,17 +145,17 @@ class PreparedLookup:
         ShardcoreIndexError
             If an id is out of range; the message gives its position.
         """
-        few = self._few
+        given = self._given
         if (
-            few is not None
+            given is not None
             and weights is None
             and out is None
             and type(values) is _NDARRAY
             and type(row_splits) is _NDARRAY
-            and values.size <= MOST_IDS >= row_splits.size > 0
+            and row_splits.size > 0
         ):
             result = _EMPTY((row_splits.size - 1, self._dim), self.dtype)
-            if few(values, row_splits, self._divided, result):
+            if given(values, row_splits, self._divided, result):
                 return result if self._flat else result.reshape(len(result), *self.shape[1:])
             # Something is not plain, or wrong, which what follows will find and say.
         if row_splits is None:
@@ -203,10 +203,12 @@ class PreparedLookup:
         if self.combiner != "sum":
             denominators = divisors(self.combiner, splits, factors, self.dtype)
         if self._table is not None and size * self._dim <= _INLINE:
-            self._kernels[wide](self._table, self._kind, ids, splits, factors, denominators, result)
+            kernel = self._kernels[wide]
+            kernel(self._table, self._kind, ids, splits, factors, denominators, result, INTO_FIRST)
         elif self._addresses is not None and size * self._dim <= _INLINE:
             addresses = self._addresses(ids)
-            self._kernel_at(addresses, self._kind, splits, factors, denominators, result)
+            kernel = self._kernel_at
+            kernel(addresses, self._kind, splits, factors, denominators, result, INTO_FIRST)
         else:
             combine_bags(self._store, FeatureBags(ids, splits, factors, denominators), result)
         if out is not None:

@@ -1,38 +1,52 @@
-"""Few bags, combined by one compiled call: the face of ``_core/few_bags.pxi``."""
+"""Bags as a caller gives them, combined without a copy of many ids.
+
+The face of ``_core/few_bags.pxi``, and for more bags of ``_core/rows.pxi``.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardcore.dtypes import kind_of
+from shardcore._core import offsets as _offsets
+from shardcore.dtypes import kind_of, working_dtype
 from shardcore.sharding import Layout
-from shardcore.store.instruction_set import best_module
+from shardcore.store.instruction_set import INTO_FIRST, best_module
+from shardcore.store.segment_reduce import divisors, reduce_bags
 
-__all__ = ["DIVIDED", "MOST_IDS", "CombineFew", "few_bags_of"]
+__all__ = ["DIVIDED", "MOST_IDS", "CombineGiven", "given_bags_of"]
+
+_ID_TYPES: Final = (np.dtype(np.int32), np.dtype(np.int64))
 
 _kernel: Any = best_module("shardcore._core.few_bags")
+_fused: Any = _offsets.take_splits
+_take_splits: Final = _fused["int64_t"]
 
-CombineFew: TypeAlias = Callable[[NDArray[Any], NDArray[Any], int, NDArray[Any]], bool]
+CombineGiven: TypeAlias = Callable[[NDArray[Any], NDArray[Any], int, NDArray[Any]], bool]
 """``combine(ids, row_splits, divided, out)``: whether the rows of each bag were combined to `out`.
 
-`ids` and `row_splits` as they were given: they are copied and checked. False: they are not plain
-arrays of int32 or int64 and of int64, or break a rule, or are too many; then nothing was done.
+`ids` and `row_splits` as they were given. False: they are not plain arrays of int32 or int64 and of
+int64, or break a rule, or are too many; `out` holds nothing of use then.
 """
 
 MOST_IDS: Final[int] = _kernel.MOST_IDS
-"""Ids, and bags, of a lookup for which it is worth a try."""
+"""Ids, and bags, of a lookup that is done by one compiled call."""
 
 DIVIDED: Final[dict[str, int]] = _kernel.DIVIDED
-"""Combiner -> what `CombineFew` calls it."""
+"""Combiner -> what `CombineGiven` calls it."""
+
+_COMBINERS: Final = {divided: combiner for combiner, divided in DIVIDED.items()}
 
 
-def few_bags_of(arrays: Sequence[NDArray[Any]], layout: Layout | None) -> CombineFew | None:
-    """Return what combines few bags of the rows of arrays; None where rows have no elements.
+def given_bags_of(arrays: Sequence[NDArray[Any]], layout: Layout | None) -> CombineGiven | None:
+    """Return what combines rows of arrays for bags as given; None where rows have no elements.
+
+    Few bags are combined by one compiled call. Many are if all rows lie in one array.
 
     Parameters
     ----------
@@ -44,7 +58,7 @@ def few_bags_of(arrays: Sequence[NDArray[Any]], layout: Layout | None) -> Combin
     Examples
     --------
     >>> rows = np.array([[1, 2], [3, 4], [5, 6]], np.float32)
-    >>> combine = few_bags_of([rows], Layout.div(3, 1))
+    >>> combine = given_bags_of([rows], Layout.div(3, 1))
     >>> out = np.empty((2, 2), np.float32)
     >>> combine(np.array([0, 2, 1]), np.array([0, 2, 3]), DIVIDED["mean"], out), out.tolist()
     (True, [[3.0, 4.0], [3.0, 4.0]])
@@ -56,15 +70,46 @@ def few_bags_of(arrays: Sequence[NDArray[Any]], layout: Layout | None) -> Combin
     if dim == 0:
         return None
     bases = np.array([array.__array_interface__["data"][0] for array in arrays], np.int64)
-    placement = None if layout is None or len(arrays) == 1 else layout.placement
+    alone = layout is None or len(arrays) == 1
     few = _kernel.FewBags(
         bases,
-        placement,
+        None if alone or layout is None else layout.placement,
         dim * first.itemsize,
         kind_of(first.dtype),
         dim,
         len(first) if layout is None else layout.num_rows,
+        INTO_FIRST,
+        partial(_combine_many, first.reshape(-1, dim)) if alone else None,
         tuple(arrays),
     )
-    combine: CombineFew = few.combine
+    combine: CombineGiven = few.combine
     return combine
+
+
+def _combine_many(
+    rows: NDArray[Any],
+    ids: NDArray[Any],
+    row_splits: NDArray[Any],
+    divided: int,
+    out: NDArray[Any],
+) -> bool:
+    """Combine many bags of ids that are read where they lie, once, and checked as they are read."""
+    ids, row_splits = ids[...], row_splits[...]  # views whose shapes only we can change
+    if not (_is_plain(ids) and _is_plain(row_splits) and row_splits.dtype == np.int64):
+        return False
+    own_splits = np.empty(row_splits.size, np.int64)
+    if not row_splits.size or _take_splits(row_splits, ids.size, own_splits) >= 0:
+        return False
+    if out.shape != (own_splits.size - 1, rows.shape[1]) or out.dtype != working_dtype(rows.dtype):
+        return False
+    divisor = divisors(_COMBINERS[divided], own_splits, None, out.dtype)
+    return reduce_bags(rows, ids, own_splits, None, divisor, out)
+
+
+def _is_plain(array: NDArray[Any]) -> bool:
+    return (
+        array.ndim == 1
+        and array.dtype in _ID_TYPES
+        and array.flags.c_contiguous
+        and array.flags.aligned
+    )

@@ -1,4 +1,4 @@
-"""Which of the compiled bodies of a kernel runs on this processor.
+"""Which of the compiled bodies of a kernel runs on this processor, and how it asks for rows ahead.
 
 ``setup.py`` compiles ``rows.pxi`` (and the optimizers' ``_update.pxi``) for the baseline of the
 platform and, on x86, for x86-64-v3 (AVX2) and v4 (AVX-512). All compute the same bits. The best one
@@ -16,7 +16,7 @@ from typing import Final
 from shardcore._core import cpu
 from shardcore.errors import ShardcoreValueError
 
-__all__ = ["NAME", "NEEDS", "REASON", "best_module"]
+__all__ = ["INTO_FIRST", "NAME", "NEEDS", "REASON", "best_module"]
 
 NEEDS: Final[dict[str, tuple[str, ...]]] = {
     "v4": ("avx2", "bmi", "bmi2", "fma", "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
@@ -52,6 +52,13 @@ def _built() -> set[str]:
     prefix = "shardcore._core.rows"
     return {name for name in NEEDS if importlib.util.find_spec(f"{prefix}_{name}") is not None}
 
+
+INTO_FIRST: Final[bool] = cpu.is_amd()
+"""Whether the first cache takes rows that are asked for far ahead.
+
+AMD's does: on Zen 5 sums of rows so asked for take 0.6 to 0.9 of the time that the second cache
+allows. Intel's, with its few miss buffers, holds everything up.
+"""
 
 NAME, REASON = _choose(os.environ.get(_VARIABLE), cpu.features(), _built())
 

@@ -24,7 +24,7 @@ from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
 from shardcore.ids.own_arrays import take_ids
 from shardcore.ids.row_splits import check_row_splits, row_ids_from_row_splits
 from shardcore.store import threads
-from shardcore.store.instruction_set import best_module
+from shardcore.store.instruction_set import INTO_FIRST, best_module
 from shardcore.validation.integers import outside, vector
 
 __all__ = [
@@ -168,10 +168,12 @@ def reduce_bags(
     weights: NDArray[Any] | None,
     divisors: NDArray[Any] | None,
     out: NDArray[Any],
-) -> None:
-    """Write what `segment_reduce` returns to `out`, on several threads; arguments are checked.
+) -> bool:
+    """Write what `segment_reduce` returns to `out`, on several threads; return whether it is right.
 
-    Ids in range, every array C-contiguous, weights, divisors and `out` in the working dtype.
+    Every array is C-contiguous, weights, divisors and `out` are in the working dtype. Ids may be
+    the caller's own: each is read once and, if it is out of range, no row; `out` then holds nothing
+    of use. Row splits are checked, and nobody else's.
     """
     kernel = _kernel.segment_reduce[TYPE_NAMES[ids.dtype], TYPE_NAMES[out.dtype]]
     table, kind = row_bytes(rows), kind_of(rows.dtype)
@@ -179,12 +181,13 @@ def reduce_bags(
     small = ids.size * rows.shape[1] < threads.PIECE
     pieces = [] if small else threads.ranges(row_splits, max(rows.shape[1], 1))
     if len(pieces) <= 1:
-        kernel(table, kind, ids, row_splits, weights, divisors, out)
-        return
+        right: bool = kernel(table, kind, ids, row_splits, weights, divisors, out, INTO_FIRST)
+        return right
+    done = [False] * len(pieces)
 
     def reduce_piece(number: int) -> None:
         first, last = pieces[number]
-        kernel(
+        done[number] = kernel(
             table,
             kind,
             ids,
@@ -192,9 +195,11 @@ def reduce_bags(
             weights,
             None if divisors is None else divisors[first:last],
             out[first:last],
+            INTO_FIRST,
         )
 
     threads.run(len(pieces), reduce_piece)
+    return all(done)
 
 
 def reduce_bags_at(
@@ -224,6 +229,7 @@ def reduce_bags_at(
             None if weights is None else weights[start:stop],
             None if divisors is None else divisors[bags],
             out[bags],
+            INTO_FIRST,
         )
 
     threads.run(len(pieces), reduce_piece)

@@ -21,7 +21,7 @@ from shardcore.memory import pool
 from shardcore.memory.zeros import aligned_zeros
 from shardcore.optimizer.base import Optimizer
 from shardcore.optimizer.slot_values import fill_slots
-from shardcore.store.few_bags import DIVIDED, MOST_IDS, CombineFew, few_bags_of
+from shardcore.store.few_bags import DIVIDED, MOST_IDS, CombineGiven, given_bags_of
 from shardcore.store.lock import ReadWriteLock
 from shardcore.store.row_update import RowUpdate
 from shardcore.store.scatter import gather_rows, put_rows
@@ -107,9 +107,9 @@ class StoreTable:
         self._hinders = not reads_slots(slots)
 
     @cached_property
-    def _few(self) -> CombineFew | None:
-        """What combines few bags; made when it is first asked for, as few tables are."""
-        return few_bags_of([self.rows], None)
+    def _given(self) -> CombineGiven | None:
+        """What combines bags as given; made when it is first asked for."""
+        return given_bags_of([self.rows], None)
 
     def initialise(self, initializer: Callable[..., Any], global_rows: range, seed: int) -> None:
         """Give rows and slots, still zeros, the initial values of rows of the whole table.
@@ -147,16 +147,19 @@ class StoreTable:
     ) -> None:
         """Write what `lookup` returns to `out`, (bags, dim), C-contiguous."""
         plain = weights is None and divisors is None and ids.size <= MOST_IDS
-        if plain and self.lookup_few(ids, row_splits, _SUM, out):
+        if plain and self.lookup_given(ids, row_splits, _SUM, out):
             return
         self._lock.read(reduce_bags, self.rows, ids, row_splits, weights, divisors, out)
 
-    def lookup_few(
+    def lookup_given(
         self, ids: NDArray[Any], row_splits: NDArray[Any], divided: int, out: NDArray[Any]
     ) -> bool:
-        """Combine few bags to `out`, as `shardcore.store.few_bags` says; return whether it was."""
-        few = self._few
-        return few is not None and self._lock.read(few, ids, row_splits, divided, out)
+        """Combine bags as given to `out`, if they are plain and right; return whether it was done.
+
+        See `shardcore.store.few_bags.CombineGiven`.
+        """
+        given = self._given
+        return given is not None and self._lock.read(given, ids, row_splits, divided, out)
 
     def dots(
         self, ids: Ints, row_splits: NDArray[np.int64], gradients: NDArray[Any]

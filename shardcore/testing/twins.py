@@ -142,21 +142,21 @@ class Twins:
         self.backend.lookup_into(table, bags, out)
         assert_agree(out, wanted, f"lookup_into of table {table!r}: out", self._tolerance)
 
-    def lookup_few(self, table: str, bags: FeatureBags, combiner: str) -> None:
-        """Look few bags up, where the backend does that, and compare; it refuses what is wrong."""
+    def lookup_given(self, table: str, bags: FeatureBags, combiner: str) -> None:
+        """Look bags up as given, where the backend does that, and compare; it refuses bad ones."""
         spec = self.model.specs[table]
         divisor = divisors(combiner, bags.row_splits, None, working_dtype(spec.dtype))
         whole = FeatureBags(bags.ids, bags.row_splits, None, divisor)
         ((wanted,),) = self.model.lookup([TableBatch(table, (whole,))])
-        out, few = np.full_like(wanted, 7), partial(self.backend.lookup_few, table)
+        out, look_up = np.full_like(wanted, 7), partial(self.backend.lookup_given, table)
         divided = DIVIDED[combiner]
-        if few(bags.ids, bags.row_splits, divided, out):
-            assert_agree(out, wanted, f"lookup_few of table {table!r}: out", self._tolerance)
+        if look_up(bags.ids, bags.row_splits, divided, out):
+            assert_agree(out, wanted, f"lookup_given of table {table!r}: out", self._tolerance)
         broken = bags.ids.copy()
         broken[-1] = spec.num_rows
         for ids, splits in ((broken, bags.row_splits), (bags.ids[1:], bags.row_splits)):
-            done = few(ids, splits, divided, out)
-            assert not done, f"lookup_few of table {table!r} must refuse ids and row splits"
+            done = look_up(ids, splits, divided, out)
+            assert not done, f"lookup_given of table {table!r} must refuse ids and row splits"
 
     def apply(self, *shares: tuple[Looked, Gradients], step: int) -> None:
         """Apply the gradients of all tables in one call, and compare all that is stored."""

@@ -18,7 +18,7 @@ from shardcore.backend.messages import FeatureBags
 from shardcore.backend.process_group import ProcessGroup
 from shardcore.errors import ShardcoreRuntimeError, ShardcoreTypeError, ShardcoreValueError
 from shardcore.sharding.layout import Layout
-from shardcore.store.few_bags import CombineFew, few_bags_of
+from shardcore.store.few_bags import CombineGiven, given_bags_of
 from shardcore.store.scatter import gather_rows, put_rows
 from shardcore.store.segment_reduce import reduce_bags, reduce_bags_at
 from shardcore.store.work import uninterrupted
@@ -64,8 +64,8 @@ class RowStore(Protocol):
         for stores of a table dtype.
         """
 
-    def few_bags(self) -> CombineFew | None:
-        """Return what combines few bags where their rows lie, by one call; None: nothing does.
+    def given_bags(self) -> CombineGiven | None:
+        """Return what combines bags as they are given where their rows lie; None: nothing does.
 
         Only for stores of a table dtype.
         """
@@ -174,9 +174,9 @@ class ArrayRowStore:
             reduce_bags_at(self.addresses, self.dtype, *rest)
         return True
 
-    def few_bags(self) -> CombineFew | None:
+    def given_bags(self) -> CombineGiven | None:
         """Return what combines few bags of C-contiguous shards where their rows lie."""
-        return few_bags_of(self._arrays, self._layout) if self.addressed else None
+        return given_bags_of(self._arrays, self._layout) if self.addressed else None
 
     @property
     def addressed(self) -> bool:
@@ -409,21 +409,21 @@ class BackendRowStore:
     def _combine(self, bags: FeatureBags, out: NDArray[Any]) -> None:
         self._open().lookup_into(self._table, bags, out)
 
-    def few_bags(self) -> CombineFew | None:
-        """Return what asks the backend to combine few bags, where the backend is this process."""
+    def given_bags(self) -> CombineGiven | None:
+        """Return what asks the backend to combine bags, where the backend is this process."""
         device = self._open().capabilities.device_arrays
-        return None if self._slot is not None or device else self._combine_few
+        return None if self._slot is not None or device else self._combine_given
 
-    def _combine_few(
+    def _combine_given(
         self, ids: NDArray[Any], row_splits: NDArray[Any], divided: int, out: NDArray[Any]
     ) -> bool:
-        done: bool = self._calling(self._few, ids, row_splits, divided, out)
+        done: bool = self._calling(self._given, ids, row_splits, divided, out)
         return done
 
-    def _few(
+    def _given(
         self, ids: NDArray[Any], row_splits: NDArray[Any], divided: int, out: NDArray[Any]
     ) -> bool:
-        return self._open().lookup_few(self._table, ids, row_splits, divided, out)
+        return self._open().lookup_given(self._table, ids, row_splits, divided, out)
 
     def all_at_once(self, write: Callable[[BackendRowStore], None]) -> None:
         """Call ``write(store)``, which makes several writes, so that no interrupt splits them."""

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from shardcore import reference
 from shardcore.dtypes import as_dtype, working_dtype
 from shardcore.sharding import Layout
-from shardcore.store.few_bags import DIVIDED, MOST_IDS, few_bags_of
+from shardcore.store import segment_reduce, threads
+from shardcore.store.few_bags import DIVIDED, MOST_IDS, given_bags_of
 
 pytestmark = [
     pytest.mark.usefixtures("instruction_set"),
@@ -68,7 +69,7 @@ def test_few_bags_equal_their_twin(
     wanted = reference.segment_reduce(rows, ids, splits, None, divisor)
     with_borders = np.full((len(lengths) + 2, dim), 7, value)
     out = with_borders[1:-1]
-    combine = few_bags_of([frozen(shard) for shard in cut(rows, placed)], placed)
+    combine = given_bags_of([frozen(shard) for shard in cut(rows, placed)], placed)
     assert combine is not None
     assert combine(frozen(ids), frozen(splits), DIVIDED[combiner], out) is True
     assert_same(out, wanted)
@@ -80,7 +81,7 @@ def test_as_many_ids_as_there_is_room_for(assert_same: Callable[[Any, Any], None
     rows = rng.standard_normal((500, 16)).astype(np.float32)
     for shards in (1, 7):
         layout = Layout.div(500, shards)
-        combine = few_bags_of(cut(rows, layout), layout)
+        combine = given_bags_of(cut(rows, layout), layout)
         assert combine is not None
         for bags in (1, 3, MOST_IDS):
             ids = rng.integers(0, 500, MOST_IDS)
@@ -92,15 +93,94 @@ def test_as_many_ids_as_there_is_room_for(assert_same: Callable[[Any, Any], None
             splits = np.zeros(bags + 1, np.int64)
             splits[-1] = count
             out = np.empty((bags, 16), np.float32)
-            assert not combine(np.zeros(count, np.int64), splits, DIVIDED["sum"], out)
+            done = combine(np.zeros(count, np.int64), splits, DIVIDED["sum"], out)
+            assert done is (shards == 1)
 
 
 def test_batches_that_threads_may_share_are_left_to_them() -> None:
     for dim, done in ((1 << 9, True), ((1 << 9) + 1, False)):
-        combine = few_bags_of([np.zeros((2, dim), np.float32)], Layout.div(2, 1))
+        combine = given_bags_of([np.zeros((1, dim), np.float32)] * 2, Layout.div(2, 2))
         assert combine is not None
         ids, splits = np.zeros(1 << 10, np.int64), np.array([0, 1 << 10])
         assert combine(ids, splits, DIVIDED["sum"], np.empty((1, dim), np.float32)) is done
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("into_first", [False, True])
+def test_many_bags_equal_their_twin_on_any_number_of_threads(
+    dtype: str,
+    count: int,
+    into_first: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    make_rows: Callable[..., Any],
+    frozen: Callable[[Any], Any],
+    assert_same: Callable[[Any, Any], None],
+) -> None:
+    """Of any length, one of them longer than a call of few takes."""
+    monkeypatch.setattr(threads, "_num_threads", count)
+    monkeypatch.setattr(threads, "PIECE", 1 << 10)
+    monkeypatch.setattr(segment_reduce, "INTO_FIRST", into_first)
+    rng = np.random.default_rng(count)
+    for dim in (1, 3, 16, 64, 130, 300):
+        rows = frozen(make_rows(rng, (5000, dim), dtype))
+        value = working_dtype(rows.dtype)
+        lengths = rng.integers(0, 40, 300)
+        lengths[7] = 2 * MOST_IDS
+        splits = np.concatenate(([0], np.cumsum(lengths)))
+        combine = given_bags_of([rows], Layout.div(5000, 1))
+        assert combine is not None
+        for combiner, index in (("sum", np.int32), ("mean", np.int64), ("sqrtn", np.int32)):
+            ids = rng.integers(0, 5000, splits[-1]).astype(index)
+            divisor = reference.divisors(combiner, splits, None, value)
+            wanted = reference.segment_reduce(rows, ids, splits, None, divisor)
+            with_borders = np.full((len(lengths) + 2, dim), 7, value)
+            out = with_borders[1:-1]
+            assert combine(frozen(ids), frozen(splits), DIVIDED[combiner], out) is True
+            assert_same(out, wanted)
+            assert (with_borders[[0, -1]] == 7).all()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("dim", [1, 3, 16, 64, 130, 300])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_many_bags_with_an_id_out_of_range_are_refused(
+    dtype: str, dim: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever it stands, and however little or far it is out of range."""
+    monkeypatch.setattr(threads, "_num_threads", count)
+    monkeypatch.setattr(threads, "PIECE", 1 << 10)
+    combine = given_bags_of([np.zeros((50, dim), as_dtype(dtype))], None)
+    assert combine is not None
+    out = np.empty((1000, dim), working_dtype(as_dtype(dtype)))
+    n, splits = 10_000, np.arange(1001) * 10
+    for index in (np.int32, np.int64):
+        for at in (0, 1, n // 2 - 1, n // 2, n - 1):
+            for bad in (-1, 50, np.iinfo(index).min, np.iinfo(index).max):
+                ids = np.zeros(n, index)
+                assert combine(ids, splits, DIVIDED["sum"], out) is True
+                ids[at] = bad
+                assert combine(ids, splits, DIVIDED["sum"], out) is False, (at, bad)
+
+
+def test_many_bags_that_are_not_plain_or_break_a_rule_are_refused() -> None:
+    combine = given_bags_of([ROWS], Layout.div(6, 1))
+    assert combine is not None
+    n = 3 * MOST_IDS
+    ids, splits, out = np.zeros(n, np.int64), np.arange(n + 1), np.empty((n, 2), np.float32)
+    assert combine(ids, splits, DIVIDED["sum"], out) is True
+    down, short, late = splits.copy(), splits.copy(), splits.copy()
+    down[5] = 7
+    short[-1], late[0] = n - 1, 1
+    unaligned = np.frombuffer(b"x" + ids.tobytes(), np.int64, offset=1)
+    strided = np.zeros(2 * n, np.int64)[::2]
+    for wrong in (
+        *((one, splits, out) for one in (ids[1:], ids.astype(np.uint64), ids.astype(">i8"))),
+        *((one, splits, out) for one in (ids.astype(np.float64), unaligned, strided)),
+        *((ids, one, out) for one in (down, short, late, splits[:-1], splits.astype(np.int32))),
+        *((ids, splits, one) for one in (out[1:], out.astype(np.float64), out[:, :1])),
+    ):
+        assert combine(*wrong[:2], DIVIDED["sum"], wrong[2]) is False
 
 
 IDS, SPLITS, OUT = np.array([0, 5, 1]), np.array([0, 2, 3]), np.zeros((2, 2), np.float32)
@@ -154,19 +234,19 @@ def test_what_is_not_plain_or_breaks_a_rule_is_left_to_others(
     shards: int, ids: Any, splits: Any, out: Any
 ) -> None:
     layout = Layout.div(6, shards)
-    combine = few_bags_of(cut(ROWS, layout), layout)
+    combine = given_bags_of(cut(ROWS, layout), layout)
     assert combine is not None
     assert combine(ids, splits, DIVIDED["sum"], out) is False
     assert not out.any()
 
 
 def test_rows_without_elements_are_left_to_others() -> None:
-    assert few_bags_of([np.zeros((3, 0), np.float32)], Layout.div(3, 1)) is None
+    assert given_bags_of([np.zeros((3, 0), np.float32)], Layout.div(3, 1)) is None
 
 
 def test_rows_are_held_and_seen_as_they_are() -> None:
     rows = ROWS.copy()
-    combine = few_bags_of([rows], Layout.div(6, 1))
+    combine = given_bags_of([rows], Layout.div(6, 1))
     assert combine is not None
     rows[5] = 100
     del rows

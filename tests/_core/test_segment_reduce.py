@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from shardcore import reference
 from shardcore.dtypes import as_dtype, working_dtype
 from shardcore.errors import ShardcoreIndexError, ShardcoreTypeError, ShardcoreValueError
+from shardcore.store import segment_reduce as module
 from shardcore.store.segment_reduce import (
     divisors,
     occurrence_gains,
@@ -123,8 +124,12 @@ def test_rows_of_every_width_are_combined(
 
 @pytest.mark.parametrize("dim", [16, 64, 130, 300])
 @pytest.mark.parametrize("spread", [False, True])
-def test_rows_are_combined_however_they_are_asked_for_ahead(dim: int, spread: bool) -> None:
+@pytest.mark.parametrize("into_first", [False, True])
+def test_rows_are_combined_however_they_are_asked_for_ahead(
+    dim: int, spread: bool, into_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of small and large tables, and of rows anywhere; of ids that come back or do not."""
+    monkeypatch.setattr(module, "INTO_FIRST", into_first)
     rng = np.random.default_rng(0)
     large = (1 << 26) // (4 * dim) + 1000
     for rows in (500, large):

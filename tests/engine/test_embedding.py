@@ -451,6 +451,41 @@ def test_ids_of_every_feature_of_every_table_are_counted():
     e({"a": [[]], "b": [[9]], "c": [[0, 1]]})
     metrics = e.metrics()
     assert (metrics["lookups"], metrics["ids"], metrics["invalid_ids"]) == (2, 10, 4)
+    plain = sc.ShardedEmbedding({"a": FeatureConfig(one), "b": FeatureConfig(two)})
+    plain({"a": (np.array([1, 2]), np.array([0, 2])), "b": np.array([[3]])})
+    metrics = plain.metrics()
+    assert (metrics["lookups"], metrics["ids"], metrics["invalid_ids"]) == (1, 3, 0)
+    with pytest.raises(sc.errors.ShardcoreIndexError):
+        plain({"a": (np.array([1, 2]), np.array([0, 2])), "b": np.array([[5]])})
+    assert plain.metrics() == metrics
+
+
+def test_features_of_which_more_is_asked_are_not_looked_up_as_given():
+    rows = np.arange(10.0).reshape(5, 2)
+    table = TableConfig(5, 2, initializer=rows, combiner="sum", name="t")
+    ids, splits = np.array([1, 9, 2, 4]), np.array([0, 3, 4])
+    for policy, expected in (("drop", 3), ("zero", 3), ("clip", 7), (0, 3)):
+        e = sc.ShardedEmbedding(FeatureConfig(table, invalid_ids=policy))
+        np.testing.assert_array_equal(e((ids, splits))[:, 0] / 2, [expected, 4])
+        assert e.metrics()["invalid_ids"] == 1
+        valid = np.array([1, 2, 2, 4])
+        np.testing.assert_array_equal(e((valid, splits))[:, 0] / 2, [5, 4])
+    shaped = sc.ShardedEmbedding(FeatureConfig(table, output_shape=(2, 1)))
+    assert shaped((np.array([1, 2, 3]), np.array([0, 2, 3]))).shape == (2, 1, 2)
+    hashed = sc.ShardedEmbedding(FeatureConfig(table, hash=sc.Hash(5, seed=9)))
+    np.testing.assert_array_equal(hashed((ids, splits)), hashed([[1, 9, 2], [4]]))
+    sequence = sc.ShardedEmbedding(FeatureConfig(table, max_sequence_length=2))
+    assert sequence((np.array([1, 2, 3]), np.array([0, 2, 3]))).shape == (2, 2, 2)
+
+
+def test_batches_of_another_size_are_refused_however_they_come():
+    e = sc.ShardedEmbedding(FeatureConfig(TableConfig(5, 2, name="t")))
+    e.build(batch_size=2)
+    ids = np.array([1, 2, 3])
+    for three in ([[1], [2], [3]], (ids, np.arange(4)), ids, ids.reshape(3, 1)):
+        with pytest.raises(sc.errors.ShardcoreValueError, match="given to build, 2, got 3"):
+            e(three)
+    assert e((ids, np.array([0, 1, 3]))).shape == (2, 2)
 
 
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
@@ -461,7 +496,8 @@ def test_arrays_of_values_and_row_splits_are_combined_as_lists_are(combiner):
     bags = [[1, 2, 4], [], [3], [0, 4]]
     given = np.array([1, 2, 4, 3, 0, 4]), np.array([0, 3, 3, 4, 6])
     expected = combined(rows, bags, [[1.0] * len(bag) for bag in bags], combiner)
-    for found in (e(given), e(bags)):
+    e.enqueue(given)
+    for found in (e(given), e(bags), e.dequeue()):
         np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 

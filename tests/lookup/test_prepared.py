@@ -122,8 +122,8 @@ def test_few_bags_are_combined_by_one_call_whatever_the_table_is(combiner, dtype
             engine.tables["t"],
         ):
             lookup, done = prepare_lookup(params, combiner), []
-            few = lookup._few
-            lookup._few = lambda *given, few=few, done=done: done.append(few(*given)) or done[-1]
+            few = lookup._given
+            lookup._given = lambda *given, few=few, done=done: done.append(few(*given)) or done[-1]
             same(lookup(ids, splits).reshape(want.shape), want)
             assert done == [True]
             np.testing.assert_array_equal(lookup(ids.tolist(), splits).reshape(want.shape), want)
@@ -237,9 +237,12 @@ def test_small_batches_stay_in_the_callers_thread_and_large_ones_do_not(monkeypa
     assert calls == []
     got = lookup(large, np.arange(2001) * 100)
     assert len(calls) == 1
+    ones = np.ones(large.size, np.float32)  # with weights, as they may be combined in the call
+    same(lookup(large, np.arange(2001) * 100, ones), got)
+    assert len(calls) == 2
     monkeypatch.setattr(prepared_lookup, "_INLINE", large.size * 64)
-    same(lookup(large, np.arange(2001) * 100), got)
-    assert len(calls) == 1
+    same(lookup(large, np.arange(2001) * 100, ones), got)
+    assert len(calls) == 2
 
 
 def test_what_it_tells_of_itself():

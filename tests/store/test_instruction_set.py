@@ -141,7 +141,7 @@ def outputs(body: ModuleType, dtype: str, dim: int, index: Any) -> list[bytes]:
         for d in (None, divisors):
             out = np.empty((40, dim), value)
             reduce = body.segment_reduce[index_name, value_name]
-            reduce(row_bytes(table), kind, ids, splits, w, d, out)
+            reduce(row_bytes(table), kind, ids, splits, w, d, out, False)
             written.append(out)
     dots = np.empty(ids.size, value)
     body.row_dots[index_name, value_name](row_bytes(table), kind, ids, splits, gradients, dots)

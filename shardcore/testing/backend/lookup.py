@@ -139,17 +139,18 @@ class LookupTests(BackendFixtures):
             twins.lookup_into("rounded", make_bags(rng, rounded, 20))
 
     @each_dtype
-    def test_lookup_of_few_bags_as_they_are_given(
+    def test_lookup_of_bags_as_they_are_given(
         self, twins: Twins, rng: np.random.Generator, dtype: str
     ) -> None:
-        """A backend that combines them by one call gives what any other gives, or refuses."""
+        """A backend that combines them unchecked gives what any other gives, or refuses."""
         plain = twins.create(make_spec("t", 30, 6, self._need(dtype)))
         for combiner in ("sum", "mean", "sqrtn"):
-            twins.lookup_few("t", make_bags(rng, plain, 20), combiner)
+            for bags in (20, 1500):
+                twins.lookup_given("t", make_bags(rng, plain, bags), combiner)
         if twins.backend.capabilities.quantization:
             buckets = QuantizationConfig(5, -0.75, 0.75)
             rounded = twins.create(make_spec("rounded", 30, 6, quantization=buckets))
-            twins.lookup_few("rounded", make_bags(rng, rounded, 20), "sum")
+            twins.lookup_given("rounded", make_bags(rng, rounded, 20), "sum")
 
     def test_lookup_of_many_bags(self, twins: Twins, rng: np.random.Generator) -> None:
         """So many that several threads may share the work."""

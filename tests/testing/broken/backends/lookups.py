@@ -78,10 +78,10 @@ class TestAddsToWhatIsThere(Suite):
             out += found
 
 
-@found_by("test_lookup_of_few_bags_as_they_are_given", "lookup_few of table 't': out")
-class TestSumsFewBagsForTheirMean(Suite):
+@found_by("test_lookup_of_bags_as_they_are_given", "lookup_given of table 't': out")
+class TestSumsGivenBagsForTheirMean(Suite):
     class Faulty(ModelBackend):
-        def lookup_few(self, table, ids, row_splits, divided, out):
+        def lookup_given(self, table, ids, row_splits, divided, out):
             if row_splits[-1] != ids.size or ids.max() >= self.specs[table].num_rows:
                 return False
             ((out[...],),) = self.lookup([TableBatch(table, (FeatureBags(ids, row_splits),))])
@@ -89,12 +89,12 @@ class TestSumsFewBagsForTheirMean(Suite):
 
 
 @found_by(
-    "test_lookup_of_few_bags_as_they_are_given",
-    "lookup_few of table 't' must refuse ids and row splits",
+    "test_lookup_of_bags_as_they_are_given",
+    "lookup_given of table 't' must refuse ids and row splits",
 )
-class TestTakesFewBagsUnchecked(Suite):
+class TestTakesGivenBagsUnchecked(Suite):
     class Faulty(ModelBackend):
-        def lookup_few(self, table, ids, row_splits, divided, out):
+        def lookup_given(self, table, ids, row_splits, divided, out):
             if divided != DIVIDED["sum"]:
                 return False
             bags = FeatureBags(ids % self.specs[table].num_rows, row_splits)
