@@ -119,7 +119,7 @@ cdef class FewBags:
         if not (ids.ndim == 1 and splits.ndim == 1 and sums.ndim == 2):
             return False
         n, bags = ids.shape[0], splits.shape[0] - 1
-        if not (n <= MOST and 0 <= bags <= MOST and sums.shape[0] == bags
+        if not (bags >= 0 and sums.shape[0] == bags
                 and sums.shape[1] == self.dim
                 and holds(splits, INTEGERS, 8)
                 and holds(sums, b"d" if wide else b"f", 8 if wide else 4)):
