@@ -26,6 +26,7 @@ cdef extern from "columns.h" nogil:
         FAR "SC_FAR"    # occurrences between asking for a row in memory and using it
         ASK_FAR "SC_ASK_FAR"
         ASK_FIRST "SC_ASK_FIRST"
+        ASK_END "SC_ASK_END"
     const uint64_t ANY "UINT64_MAX"     # the limit of ids that are checked
     bint sc_sum_floats_int64(
         const void* table, Py_ssize_t stride, Py_ssize_t dim, const int64_t* ids, uint64_t limit,
@@ -159,6 +160,8 @@ cdef class FewBags:
         cdef int ask = ASK_FIRST if self.into_first else ASK_FAR
         if self.rule == NULL:
             table, stride = <const void*><size_t>self.bases[0], self.stride
+        if (<size_t>table | <size_t>stride) % LINE:
+            ask |= ASK_END
         for i in range(n if n < FAR else FAR):  # these the sums do not ask for
             at = 0
             while at < size:

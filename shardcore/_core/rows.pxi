@@ -46,6 +46,7 @@ cdef extern from "columns.h" nogil:
         ASK_FAR "SC_ASK_FAR"
         ASK_NEAR "SC_ASK_NEAR"
         ASK_FIRST "SC_ASK_FIRST"
+        ASK_END "SC_ASK_END"
     const uint64_t ANY "UINT64_MAX"     # the limit of ids that are checked, and of addresses
     bint sc_sum_floats_int64(
         const void* table, Py_ssize_t stride, Py_ssize_t dim, const int64_t* ids, uint64_t limit,
@@ -346,6 +347,8 @@ cdef bint _segment_reduce(const row_t* table, Py_ssize_t table_bytes, Py_ssize_t
                                    into_first)
     cdef value_t divisor
     cdef value_t* out
+    if (<size_t>table | <size_t>stride) % LINE:
+        ask |= ASK_END
     for i in range(first, first + FAR if first + FAR < last else last):
         ask_for_row(row_at(table, stride, ids__n[i]), dim * sizeof(row_t))
     for b in range(bags):

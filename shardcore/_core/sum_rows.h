@@ -38,12 +38,16 @@ SC_INLINE void NAME(sc_ask_)(const void *table, ptrdiff_t stride, ptrdiff_t dim,
         const char *row = (const char *)NAME(sc_row_of_)(table, stride, ids[at + SC_FAR]);
         SC_UNROLL_SOME for (ptrdiff_t byte = 0; byte < size; byte += step)
             SC_PREFETCH_READ(row + byte);
+        if (ask & SC_ASK_END)
+            SC_PREFETCH_READ(row + size - 1);
     }
     const ptrdiff_t near = ask & SC_ASK_FIRST ? SC_FIRST(size) : SC_NEAR;
     if ((ask & (SC_ASK_NEAR | SC_ASK_FIRST)) && at + near < last) {
         const char *row = (const char *)NAME(sc_row_of_)(table, stride, ids[at + near]);
         SC_UNROLL_SOME for (ptrdiff_t byte = 0; byte < size; byte += SC_LINE)
             SC_PREFETCH_NEAR(row + byte);
+        if (ask & SC_ASK_END)
+            SC_PREFETCH_NEAR(row + size - 1);
     }
 }
 
