@@ -79,8 +79,8 @@ cdef class FewBags:
     cdef object held
 
     def __init__(self, const int64_t[::1] bases__s, Placement placement, Py_ssize_t stride,
-                 int kind, Py_ssize_t dim, int64_t rows, bint into_first,
-                 combine_many, held):
+                 int kind, Py_ssize_t dim, int64_t rows, bint into_first, combine_many,
+                 held):
         self.bases__s, self.placement, self.stride = bases__s, placement, stride
         self.bases, self.rule = &bases__s[0], NULL if placement is None else &placement.rule
         self.kind, self.dim, self.rows, self.held = kind, dim, rows, held
@@ -120,8 +120,7 @@ cdef class FewBags:
         if not (ids.ndim == 1 and splits.ndim == 1 and sums.ndim == 2):
             return False
         n, bags = ids.shape[0], splits.shape[0] - 1
-        if not (bags >= 0 and sums.shape[0] == bags
-                and sums.shape[1] == self.dim
+        if not (bags >= 0 and sums.shape[0] == bags and sums.shape[1] == self.dim
                 and holds(splits, INTEGERS, 8)
                 and holds(sums, b"d" if wide else b"f", 8 if wide else 4)):
             return False

@@ -91,8 +91,7 @@ cdef enum:
     LINE = 64           # bytes in a cache line
     RUN_BLOCK = 4096    # occurrences of one row that are summed in one go
     LANES = 8           # partial sums of a dot product
-    UPDATE_ROWS = 32    # rows handed to an optimizer's function at a time, see `update_room`
-    SECTIONS = 4        # ranges of rows that an update goes through side by side, see `places_of`
+    UPDATE_ROWS = 32    # most rows handed to an optimizer's function at a time, see `update_room`
     LONG_RUN = 64       # occurrences of one row from which on `sum_long_runs` has its gradient
     TILE = 1 << 19      # bytes of gradients that stay in the cache while long runs are summed
     TOGETHER = 512      # long runs whose sums stay there beside them
@@ -772,6 +771,8 @@ cdef struct Target:             # what one call of `update` works on, in plain m
     bint by_occurrence          # one call per occurrence of a row, instead of one for their sum
     bint stochastic              # how short rows are rounded back
     uint64_t key                # of the random bits of this table and step
+    Py_ssize_t block            # rows handed to the function at a time
+    Py_ssize_t sections         # ranges of rows gone through side by side, see `places_of`
     const int64_t* long_places  # which runs are summed already, ascending
     const void* long_sums       # their sums, or NULL
     Py_ssize_t long_count
@@ -791,7 +792,7 @@ def update(uint8_t[:, ::1] table__rd, int kind, const int64_t[::1] unique__u, co
            const int64_t[::1] slot_addresses, const int64_t[::1] slot_bytes,
            const int64_t[::1] slot_kinds, uint64_t function, uint64_t context,
            const double[::1] hyper, int64_t step, bint by_occurrence, bint stochastic, uint64_t seed,
-           value_t[::1] scratch, int64_t[::1] pointers, const int64_t[::1] long__h=None,
+           Py_ssize_t block, Py_ssize_t sections, value_t[::1] scratch, int64_t[::1] pointers, const int64_t[::1] long__h=None,
            const value_t[:, ::1] sums__hd=None):
     """Sum the gradients of each unique row and hand them, a block of rows at a time, to the optimizer.
 
@@ -803,7 +804,8 @@ def update(uint8_t[:, ::1] table__rd, int kind, const int64_t[::1] unique__u, co
     pointers into the table and the slots. Rows and slots of other types than the working one, by
     `kind` and `slot_kinds`, are converted for it and back, once per block: to the nearest, or, rows
     `stochastic`, with the upper 32 bits of (seed, row id, column) of `_core.random`. `scratch` and
-    `pointers` hold as many as `update_room` says. `sums__hd` (h, d) are the summed gradients of the
+    `pointers` hold as many as `update_room` says. At most UPDATE_ROWS rows make a `block`, of which
+    as many come from each of `sections` ranges of the rows. `sums__hd` (h, d) are the summed gradients of the
     runs `long__h` (h,), all those of LONG_RUN occurrences and more; or both are None. O(n·d).
     """
     cdef Target target
@@ -830,6 +832,7 @@ def update(uint8_t[:, ::1] table__rd, int kind, const int64_t[::1] unique__u, co
     target.by_occurrence = by_occurrence
     target.stochastic = stochastic
     target.key = mix(seed + INCREMENT)
+    target.block, target.sections = block, sections
     target.long_places, target.long_sums, target.long_count = NULL, NULL, 0
     if rows == 0 or target.dim == 0:
         return
@@ -933,14 +936,16 @@ cdef inline void point_slots(const Target* target, int64_t row, Py_ssize_t u, Py
             block__ud += UPDATE_ROWS * target.dim
 
 
-cdef inline Py_ssize_t places_of(Py_ssize_t number, Py_ssize_t rows, Py_ssize_t* places) noexcept nogil:
+cdef inline Py_ssize_t places_of(Py_ssize_t number, Py_ssize_t rows, const Target* target,
+                                 Py_ssize_t* places) noexcept nogil:
     """Write which rows of an update make block `number`, and return how many; 0 after the last.
 
-    Neighbours in a block come from SECTIONS ranges of the table: rows in ascending order, one or
-    two to a page, take a fifth longer to read and write than rows of a few pages in turn.
+    Neighbours in a block come from several sections of the table: on some processors rows in
+    ascending order, one or two to a page, take a fifth longer to read and write than rows of a few
+    pages in turn.
     """
-    cdef Py_ssize_t sections = SECTIONS if rows >= SECTIONS * UPDATE_ROWS else 1
-    cdef Py_ssize_t length = (rows + sections - 1) // sections, turns = UPDATE_ROWS // sections
+    cdef Py_ssize_t sections = target.sections if rows >= target.sections * target.block else 1
+    cdef Py_ssize_t length = (rows + sections - 1) // sections, turns = target.block // sections
     cdef Py_ssize_t turn, section, place, count = 0
     for turn in range(number * turns, (number + 1) * turns):
         if turn >= length:
@@ -1006,11 +1011,11 @@ cdef void _update(row_t* table, const int64_t* unique__u, const int64_t* row_ids
     cdef row_t* row
     for k in range(slots):
         slot_tables[k] = slot_pointers + k * UPDATE_ROWS
-    count = places_of(number, rows, places)
+    count = places_of(number, rows, target, places)
     while count:
         number += 1
-        coming = places_of(number, rows, next_places)
-        for u in range(SECTIONS):   # what blocks after the next one read first
+        coming = places_of(number, rows, target, next_places)
+        for u in range(target.sections):   # what blocks after the next one read first
             if u < coming and next_places[u] + LINE < rows:
                 prefetch_read(unique__u + next_places[u] + LINE)
                 prefetch_read(run_splits + next_places[u] + LINE)

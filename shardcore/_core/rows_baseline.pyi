@@ -21,7 +21,8 @@ row_dots: _Fused  # [index, value](table bytes, kind, ids, row_splits, gradients
 scatter: _Fused  # [index](table bytes, kind, dim, ids, value bytes, operation)
 update: _Fused  # [value](table bytes, kind, unique, row_ids, run_splits, sources, gains, gradients,
 #                         slot_addresses, slot_bytes, slot_kinds, function, context, hyper, step,
-#                         by_occurrence, stochastic, seed, scratch, pointers, long_runs, sums)
+#                         by_occurrence, stochastic, seed, block, sections,
+#                         scratch, pointers, long_runs, sums)
 all_finite: _Fused  # [value](values) -> bool
 sum_long_runs: _Fused  # [value](gradients, sources, gains, run_splits, runs, scratch values,
 #                                scratch numbers, out)

@@ -81,6 +81,8 @@ class Training:
         self._life = life
         self._build = build
         self._check_gradients = check_gradients
+        # Those that leave bags as given to others are not asked for every lookup.
+        self._takes_bags_as_given = type(backend).lookup_given is not Backend.lookup_given
         self._one_at_a_time = Mutex()
         self.counters = Counters()
         self.in_flight = BatchesInFlight(2 if background else 1)
@@ -94,7 +96,7 @@ class Training:
 
     def _look_up_features(self, features: Any, weights: Any) -> Any:
         self._build()
-        if weights is None:
+        if weights is None and self._takes_bags_as_given:
             found = self._look_up_as_given(features)
             if found is not None:
                 return self._inputs.nested(found)

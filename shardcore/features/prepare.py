@@ -22,7 +22,7 @@ from shardcore.dtypes import working_dtype
 from shardcore.errors import ShardcoreValueError
 from shardcore.features.config import FeatureConfig, TableConfig
 from shardcore.ids.formats import as_ragged, as_weights, dense_shape, named, placed_weights
-from shardcore.ids.own_arrays import FEW_IDS, immutable, take_bags
+from shardcore.ids.own_arrays import FEW_IDS, immutable, is_plain, take_bags
 from shardcore.ids.ragged import Ragged
 from shardcore.ids.row_splits import lengths_from_row_splits, row_ids_from_row_splits
 from shardcore.store.few_bags import DIVIDED
@@ -36,7 +36,6 @@ __all__ += ["activation_shape", "plain_bags", "plan_features", "prepare_feature"
 Ints = NDArray[np.int32] | NDArray[np.int64]
 
 _INT64: Final = np.dtype(np.int64)
-_ID_TYPES: Final = (_INT64, np.dtype(np.int32))
 _SHARED_BAGS: Final = 1 << 16
 _fused: Any = _offsets.take_splits
 _take_splits: Final = _fused["int64_t"]  # chosen once: that takes longer than to take a few
@@ -100,15 +99,16 @@ def plan_features(
                 "gradients" + place,
                 spec,
                 working_dtype(spec.dtype),
-                _divided(config),
+                _divided(config, spec),
             )
         )
     return planned
 
 
-def _divided(config: FeatureConfig) -> int | None:
+def _divided(config: FeatureConfig, spec: TableSpec) -> int | None:
     special = (
-        config.hash is not None
+        not spec.seen_as_stored
+        or config.hash is not None
         or config.max_sequence_length
         or config.output_shape is not None
         or config.invalid_ids != "raise"
@@ -294,7 +294,7 @@ def _plain_feature(feature: FeatureInput, leaf: Any) -> PreparedFeature | None:
                 return None
             row_splits = taken[1]
         else:
-            if not (given.ndim == splits.ndim == 1 and _is_plain(given) and _is_plain(splits)):
+            if not (given.ndim == splits.ndim == 1 and is_plain(given) and is_plain(splits)):
                 return None
             if splits.dtype != _INT64:
                 return None
@@ -353,7 +353,7 @@ def plain_bags(leaf: Any) -> PlainBags | None:
     if type(leaf) is not np.ndarray:
         return None
     shape = leaf.shape
-    if not shape or not _is_plain(leaf):
+    if not shape or not is_plain(leaf):
         return None
     width = 1 if len(shape) == 1 else shape[-1]
     batch_shape = shape if len(shape) == 1 else shape[:-1]
@@ -364,11 +364,6 @@ def plain_bags(leaf: Any) -> PlainBags | None:
     if bags <= _SHARED_BAGS:
         return PlainBags(ids, _even_splits(bags, width), batch_shape, shape)
     return PlainBags(ids, np.arange(bags + 1, dtype=np.int64) * width, batch_shape, shape)
-
-
-def _is_plain(array: NDArray[Any]) -> bool:
-    flags = array.flags
-    return array.dtype in _ID_TYPES and flags.c_contiguous and flags.aligned
 
 
 @lru_cache(maxsize=16)

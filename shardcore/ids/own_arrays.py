@@ -1,8 +1,9 @@
 """Arrays of our own: what a kernel trusts, no caller can change, not from another thread either.
 
 A caller may write into his arrays at any time, and may make a read-only array writable again. So
-ids are copied and the copies are checked, in one pass, and kernels read the copies. What lives long
-and is handed out lies in immutable memory.
+ids are copied and the copies are checked, in one pass, and kernels read the copies; or a kernel
+reads each id once and checks it before its use. What lives long and is handed out lies in immutable
+memory.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from shardcore._core import partition as _partition
 from shardcore._core import taken_bags as _taken_bags
 from shardcore.memory import pool
 
-__all__ = ["FEW_IDS", "immutable", "take_bags", "take_ids", "take_into"]
+__all__ = ["FEW_IDS", "immutable", "is_plain", "take_bags", "take_ids", "take_into"]
 
 Ints = NDArray[np.int32] | NDArray[np.int64]
 
@@ -24,10 +25,23 @@ FEW_IDS: Final = 1 << 14
 """Ids up to which neither several threads nor memory from the pool are of use."""
 
 _INT64: Final = np.dtype(np.int64)
+_ID_TYPES: Final = (_INT64, np.dtype(np.int32))
 
 # Bodies are chosen once: to choose one takes as long as to run it on a few ids.
 _fused: Any = _partition.take_ids
 _take: Final = {np.dtype(np.int32): _fused["int32_t"], np.dtype(np.int64): _fused["int64_t"]}
+
+
+def is_plain(array: NDArray[Any]) -> bool:
+    """Return whether kernels can read the ids, or row splits, of an array where they lie.
+
+    Examples
+    --------
+    >>> is_plain(np.array([3, 0])), is_plain(np.array([3, 0], np.uint8))
+    (True, False)
+    """
+    flags = array.flags
+    return array.dtype in _ID_TYPES and flags.c_contiguous and flags.aligned
 
 
 def take_ids(given: Ints, num_rows: int) -> tuple[Ints, int]:

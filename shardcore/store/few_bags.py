@@ -15,13 +15,12 @@ from numpy.typing import NDArray
 
 from shardcore._core import offsets as _offsets
 from shardcore.dtypes import kind_of, working_dtype
+from shardcore.ids.own_arrays import is_plain
 from shardcore.sharding import Layout
 from shardcore.store.instruction_set import INTO_FIRST, best_module
 from shardcore.store.segment_reduce import divisors, reduce_bags
 
 __all__ = ["DIVIDED", "MOST_IDS", "CombineGiven", "given_bags_of"]
-
-_ID_TYPES: Final = (np.dtype(np.int32), np.dtype(np.int64))
 
 _kernel: Any = best_module("shardcore._core.few_bags")
 _fused: Any = _offsets.take_splits
@@ -95,7 +94,9 @@ def _combine_many(
 ) -> bool:
     """Combine many bags of ids that are read where they lie, once, and checked as they are read."""
     ids, row_splits = ids[...], row_splits[...]  # views whose shapes only we can change
-    if not (_is_plain(ids) and _is_plain(row_splits) and row_splits.dtype == np.int64):
+    if not (ids.ndim == row_splits.ndim == 1 and is_plain(ids) and is_plain(row_splits)):
+        return False
+    if row_splits.dtype != np.int64:
         return False
     own_splits = np.empty(row_splits.size, np.int64)
     if not row_splits.size or _take_splits(row_splits, ids.size, own_splits) >= 0:
@@ -104,12 +105,3 @@ def _combine_many(
         return False
     divisor = divisors(_COMBINERS[divided], own_splits, None, out.dtype)
     return reduce_bags(rows, ids, own_splits, None, divisor, out)
-
-
-def _is_plain(array: NDArray[Any]) -> bool:
-    return (
-        array.ndim == 1
-        and array.dtype in _ID_TYPES
-        and array.flags.c_contiguous
-        and array.flags.aligned
-    )

@@ -19,7 +19,7 @@ from shardcore.errors import ShardcoreValueError
 from shardcore.memory import pool
 from shardcore.optimizer.compiled import UpdateFunction
 from shardcore.store import threads
-from shardcore.store.instruction_set import best_module
+from shardcore.store.instruction_set import UPDATE_BLOCK, UPDATE_SECTIONS, best_module
 from shardcore.store.occurrences import Occurrences
 from shardcore.store.rounding import narrowed, rounds_stochastically, step_seed
 from shardcore.store.row_update import RowUpdate
@@ -254,6 +254,8 @@ def _compiled_update(
             not update.optimizer.accumulate,
             stochastic,
             seed,
+            UPDATE_BLOCK,
+            UPDATE_SECTIONS,
             *scratch[number],
             *long_runs[number],
         )

@@ -15,6 +15,7 @@ from shardcore_optimizers.adagrad import Adagrad, RowwiseAdagrad
 from shardcore_optimizers.adam import Adam, RowwiseAdam
 from shardcore_optimizers.sgd import SGD
 
+import shardcore as sc
 from shardcore import reference
 from shardcore.dtypes import KIND_OF, as_dtype, row_bytes, working_dtype
 from shardcore.errors import ShardcoreValueError
@@ -424,7 +425,7 @@ def test_scratch_is_as_large_as_the_kernel_says(slot_dtype: str, dim: int) -> No
         np.array([slot.ctypes.data]),
         np.array([slot[0].nbytes]),
         np.array([KIND_OF[slot_dtype]]),
-        *(function.address, 0, np.array(SGD(0.5, momentum=0.5).hyper()), 1, True, False, 0),
+        *(function.address, 0, np.array(SGD(0.5, momentum=0.5).hyper()), 1, True, False, 0, 32, 4),
         *(values[: sizes[0]], pointers[: sizes[1]]),
     )
     assert (rows == 0.25).all()
@@ -432,6 +433,30 @@ def test_scratch_is_as_large_as_the_kernel_says(slot_dtype: str, dim: int) -> No
     assert (pointers[sizes[1] :] == 77).all()
     if not converted:  # what is left of it is not used, or it would be too large
         assert (values[: 32 * dim] == 1).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("occurrences", [300, 3000])
+@pytest.mark.parametrize("optimizer", [SGD(0.5, momentum=0.5), RowwiseAdagrad(0.1)], ids=repr)
+def test_an_update_is_the_same_in_blocks_of_any_size(
+    optimizer: Any, occurrences: int, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From any number of ranges side by side; of rows that are named once or often."""
+    rng = np.random.default_rng(occurrences)
+    ids = rng.integers(0, 1000, occurrences)
+    gradients = rng.standard_normal((occurrences, 20)).astype(np.float32)
+    found = set()
+    for block, sections in ((32, 4), (32, 1), (16, 1), (16, 16), (12, 3), (1, 1), (5, 1)):
+        monkeypatch.setattr(update_module, "UPDATE_BLOCK", block)
+        monkeypatch.setattr(update_module, "UPDATE_SECTIONS", sections)
+        table = sc.TableConfig(1000, 20, initializer=sc.initializers.RowId(), dtype=dtype, name="t")
+        with sc.ShardedEmbedding(sc.FeatureConfig(table), optimizer) as e:
+            e.enqueue(ids)
+            e.dequeue()
+            e.apply_gradients(gradients)
+            slots = [e.slots["t"][name][:].tobytes() for name in e.slots["t"]]
+            found.add((e.tables["t"][:].tobytes(), *slots))
+    assert len(found) == 1
 
 
 class Long(Momentum):
@@ -502,8 +527,12 @@ class RecordedOneByOne(Recorded):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_one_by_one_names_the_rows_of_the_whole_table(dtype: str) -> None:
+@pytest.mark.parametrize("block", [16, 32])
+def test_one_by_one_names_the_rows_of_the_whole_table(
+    dtype: str, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A shard's rows have other numbers in the table: those are what an optimizer is given."""
+    monkeypatch.setattr(update_module, "UPDATE_BLOCK", block)
     rng = np.random.default_rng(6)
     value = working_dtype(as_dtype(dtype))
     optimizer = RecordedOneByOne()
@@ -516,12 +545,12 @@ def test_one_by_one_names_the_rows_of_the_whole_table(dtype: str) -> None:
     update_rows(rows, slots, RowUpdate(batch, whole, gradients, optimizer, optimizer.hyper(), 1))
     told = np.array([number for call in optimizer.calls for number in call[2]])
     assert np.array_equal(np.sort(told), np.sort(ids * 7 + 2**40))
-    expected: list[int] = []  # of 32 rows first all first occurrences, then all second ones
+    expected: list[int] = []  # of a block first all first occurrences, then all second ones
     lengths = np.diff(batch.run_splits)
-    for start in range(0, whole.size, 32):
-        block = slice(start, start + 32)
-        for turn in range(lengths[block].max()):
-            expected += whole[block][lengths[block] > turn].tolist()
+    for start in range(0, whole.size, block):
+        rows_of_block = slice(start, start + block)
+        for turn in range(lengths[rows_of_block].max()):
+            expected += whole[rows_of_block][lengths[rows_of_block] > turn].tolist()
     assert told.tolist() == expected
 
 
