@@ -74,8 +74,8 @@ UPDATE_BLOCK: Final[int] = 16 if cpu.is_amd() else 32
 UPDATE_SECTIONS: Final[int] = 1 if cpu.is_amd() else 4
 """Ranges of rows that an update goes through side by side.
 
-Measured with `UPDATE_BLOCK` on Zen 5, where 1 and 16 take 0.8 to 0.95 of the time of 4 and 32, and
-on an Intel processor, where one range takes a fifth longer than four.
+Measured with `UPDATE_BLOCK` on Zen 5, where 1 and 16 take 0.8 to 1.0 of the time of 4 and 32,
+and on an Intel processor, where one range takes a fifth longer than four.
 """
 
 NAME, REASON = _choose(os.environ.get(_VARIABLE), cpu.features(), _built())

@@ -83,8 +83,8 @@ def test_every_kernel_of_offsets_and_store_has_a_twin() -> None:
     }
     # Checks return what they are given, or a copy of it; `reduce_bags` and `reduce_bags_at` write
     # what `segment_reduce` returns; `every_row` and `updated` are NumPy around kernels that have
-    # twins; `stage_update` is the first half of `update_rows`; `reads_slots` is about dtypes only,
-    # `has_few_rows` about sizes.
+    # twins; `stage_update` is the first half of `update_rows`; `reads_slots` and `is_plain` are
+    # about dtypes only, `has_few_rows` about sizes.
     without = {
         "as_max_norm",
         "check_row_splits",
@@ -92,6 +92,7 @@ def test_every_kernel_of_offsets_and_store_has_a_twin() -> None:
         "has_few_rows",
         "immutable",
         "integers",
+        "is_plain",
         "place_in",
         "reads_slots",
         "reduce_bags",
