@@ -19,7 +19,6 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -45,6 +44,7 @@ from shardcore.store import (
     reduce_bags,
     sort_occurrences,
     uninterrupted,
+    write_all,
 )
 from shardcore.validation import as_count
 from shardcore_sim.cost import CostModel, as_cost
@@ -508,12 +508,10 @@ class SimBackend(Backend):
 
     def _commit(self, call: Call, staged: Sequence[tuple[Placement, Write]]) -> None:
         """Let the hosts, one after the other, change their rows."""
-        commit: Callable[[], None] = partial(self._write_all, call, staged)
-        for placement in {id(placement): placement for placement, _ in staged}.values():
-            commit = partial(placement.lock.write, commit)
-        commit()
+        locks = [placement.lock for placement, _ in staged]
+        write_all(locks, self._write_hosts, call, staged)
 
-    def _write_all(self, call: Call, staged: Sequence[tuple[Placement, Write]]) -> None:
+    def _write_hosts(self, call: Call, staged: Sequence[tuple[Placement, Write]]) -> None:
         changed: list[int] = []
         try:
             for host in range(self._hosts):

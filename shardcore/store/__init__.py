@@ -35,7 +35,7 @@ from shardcore.store.asked_rows import (
 )
 from shardcore.store.few_bags import DIVIDED
 from shardcore.store.instruction_set import best_module
-from shardcore.store.lock import Mutex, ReadWriteLock, calling_thread
+from shardcore.store.lock import Mutex, ReadWriteLock, calling_thread, write_all
 from shardcore.store.occurrences import Occurrences, every_row, sort_occurrences
 from shardcore.store.rounding import rounds_stochastically, step_seed
 from shardcore.store.row_update import RowUpdate
@@ -78,4 +78,5 @@ __all__ = [
     "sort_triples",
     "step_seed",
     "uninterrupted",
+    "write_all",
 ]

@@ -1,9 +1,17 @@
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 T = TypeVar("T")
 
-__all__ = ["Mutex", "ReadWriteLock", "call_inside", "calling_thread", "is_inside"]
+__all__ = [
+    "Mutex",
+    "ReadWriteLock",
+    "call_inside",
+    "calling_thread",
+    "is_inside",
+    "read_all",
+    "write_all",
+]
 
 def calling_thread() -> int: ...
 def call_inside(owner: object, function: Callable[..., T], *arguments: object) -> T: ...
@@ -14,6 +22,15 @@ class Mutex:
 
 class ReadWriteLock:
     @property
+    def number(self) -> int: ...
+    @property
     def writers_waiting(self) -> int: ...
     def read(self, function: Callable[..., T], *arguments: object) -> T: ...
     def write(self, function: Callable[..., T], *arguments: object) -> T: ...
+
+def read_all(
+    locks: Iterable[ReadWriteLock], function: Callable[..., T], *arguments: object
+) -> T: ...
+def write_all(
+    locks: Iterable[ReadWriteLock], function: Callable[..., T], *arguments: object
+) -> T: ...

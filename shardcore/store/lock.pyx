@@ -18,12 +18,21 @@ State is a few C numbers. They are read and changed without a Python object bein
 GIL nothing comes in between either; without it a critical section of the lock sees to that.
 """
 
+import operator
 import os
 
 cimport cython
 from cpython.exc cimport PyErr_CheckSignals
 
-__all__ = ["Mutex", "ReadWriteLock", "call_inside", "calling_thread", "is_inside"]
+__all__ = [
+    "Mutex",
+    "ReadWriteLock",
+    "call_inside",
+    "calling_thread",
+    "is_inside",
+    "read_all",
+    "write_all",
+]
 
 cdef extern from "pythread.h" nogil:
     ctypedef int PyLockStatus
@@ -195,6 +204,7 @@ cdef class _Gate:
     cdef int changing           # threads that change something
     cdef int forking            # threads that fork, or wait to
     cdef unsigned long epoch    # how many forks this process came from
+    cdef unsigned long locks    # how many there were, see `write_all`
     cdef Spot* waiting
 
 
@@ -371,11 +381,17 @@ cdef class ReadWriteLock:
     (5, 5)
     """
 
+    cdef readonly unsigned long number     # of all those of the process, as they were made
     cdef int readers
     cdef readonly int writers_waiting
     cdef bint writing
     cdef unsigned long epoch
     cdef Spot* waiting
+
+    def __cinit__(self):
+        with cython.critical_section(_gate):
+            _gate.locks += 1
+            self.number = _gate.locks
 
     def __reduce__(self):
         raise TypeError("a ReadWriteLock cannot be copied or pickled")
@@ -481,3 +497,74 @@ cdef class ReadWriteLock:
             self._forget_parent()
             self.writing = False
             wake_all(&self.waiting)
+
+
+# --- several locks -------------------------------------------------------------------------------
+
+cdef list in_order(locks):
+    """Return the locks, each once, in the order in which they were made.
+
+    Whoever waits for one has none that was made later: so no two wait for each other.
+    """
+    return sorted(set(locks), key=_number)
+
+
+_number = operator.attrgetter("number")
+
+
+def read_all(locks, function, *arguments):
+    """Call ``function(*arguments)`` while no writer has any of the locks; return its result.
+
+    Waiting can be interrupted; then nothing was called, and none is held.
+
+    Parameters
+    ----------
+    locks : iterable of ReadWriteLock
+    function : callable
+
+    Examples
+    --------
+    >>> read_all([ReadWriteLock(), ReadWriteLock()], max, 3, 5)
+    5
+    """
+    cdef list ordered = in_order(locks)
+    cdef Py_ssize_t held = 0
+    cdef Caller who = caller()
+    try:
+        while held < len(ordered):
+            (<ReadWriteLock?>ordered[held])._begin_reading(who)
+            held += 1
+        return function(*arguments)
+    finally:
+        while held:
+            held -= 1
+            (<ReadWriteLock>ordered[held])._end_reading()
+
+
+def write_all(locks, function, *arguments):
+    """Call ``function(*arguments)`` while no other thread has any of the locks; return its result.
+
+    Waiting can be interrupted; then nothing was called, and none is held.
+
+    Parameters
+    ----------
+    locks : iterable of ReadWriteLock
+    function : callable
+
+    Examples
+    --------
+    >>> write_all([ReadWriteLock(), ReadWriteLock()], max, 3, 5)
+    5
+    """
+    cdef list ordered = in_order(locks)
+    cdef Py_ssize_t held = 0
+    cdef Caller who = caller()
+    try:
+        while held < len(ordered):
+            (<ReadWriteLock?>ordered[held])._begin_writing(who)
+            held += 1
+        return function(*arguments)
+    finally:
+        while held:
+            held -= 1
+            (<ReadWriteLock>ordered[held])._end_writing()

@@ -14,7 +14,14 @@ from typing import Any
 
 import pytest
 
-from shardcore.store.lock import Mutex, ReadWriteLock, call_inside, is_inside
+from shardcore.store.lock import (
+    Mutex,
+    ReadWriteLock,
+    call_inside,
+    is_inside,
+    read_all,
+    write_all,
+)
 from shardcore.store.work import uninterrupted
 
 SOON = 30.0  # seconds in which a thread that may go on will have done so
@@ -44,6 +51,13 @@ class Held:
         self._let_go.set()
         self._thread.join(SOON)
         assert not self._thread.is_alive()
+
+
+def is_free(lock: ReadWriteLock) -> bool:
+    """Return whether nobody holds a lock; that may be found out by waiting in vain."""
+    taken = threading.Event()
+    started(lock.write, taken.set)
+    return taken.wait(20 * A_WHILE)
 
 
 def test_readers_share() -> None:
@@ -162,9 +176,84 @@ def test_a_lock_is_not_copied(kind: type) -> None:
             make(kind())
 
 
+# --- several ------------------------------------------------------------------------------------
+
+SEVERAL = {"read": read_all, "write": write_all}
+
+
+@pytest.mark.parametrize(
+    ("held", "wanted"), [("write", "read"), ("write", "write"), ("read", "write")]
+)
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_several_are_waited_for_one_by_one(held: str, wanted: str, at: int) -> None:
+    locks, done = [ReadWriteLock() for _ in range(3)], threading.Event()
+    holder = Held(getattr(locks[at], held))
+    waiting = started(SEVERAL[wanted], locks[::-1], done.set)
+    assert not done.wait(A_WHILE)
+    for other in locks[at + 1 :]:  # those that come after it are not taken yet
+        assert is_free(other)
+    holder.let_go()
+    assert done.wait(SOON)
+    waiting.join(SOON)
+    assert all(map(is_free, locks))
+
+
+def test_several_are_held_at_once() -> None:
+    locks = [ReadWriteLock() for _ in range(3)]
+    for side, other in (("read", "write"), ("write", "read")):
+        holder = Held(lambda hold, side=side: SEVERAL[side](locks, hold))
+        entered = [threading.Event() for _ in locks]
+        for lock, event in zip(locks, entered, strict=True):
+            started(getattr(lock, other), event.set)
+        assert not any(event.wait(A_WHILE) for event in entered)
+        holder.let_go()
+        assert all(event.wait(SOON) for event in entered)
+
+
+def test_one_that_is_named_twice_is_taken_once() -> None:
+    lock, passed = ReadWriteLock(), threading.Event()
+    assert read_all([lock, lock], max, 3, 5) == 5
+    assert write_all([], max, 3, 5) == 5
+    started(write_all, [lock, lock], passed.set)
+    assert passed.wait(20 * A_WHILE)
+
+
+def test_the_order_is_that_in_which_they_were_made() -> None:
+    """Whoever names them in another order waits for nobody that waits for him."""
+    locks = [ReadWriteLock() for _ in range(4)]
+    assert [lock.number for lock in locks] == sorted({lock.number for lock in locks})
+    passed: list[int] = []
+    stop = time.monotonic() + 0.5
+
+    def go_on(order: list[ReadWriteLock], take: Callable[..., Any]) -> None:
+        while time.monotonic() < stop:
+            take(order, passed.append, 1)
+
+    threads = [
+        started(go_on, order, take)
+        for order in (locks, locks[::-1])
+        for take in (read_all, write_all)
+    ]
+    for thread in threads:
+        thread.join(SOON)
+        assert not thread.is_alive()
+    assert len(passed) > 4
+
+
+def test_only_locks_can_be_taken() -> None:
+    lock = ReadWriteLock()
+    for take in (read_all, write_all):
+        with pytest.raises(AttributeError):
+            take([lock, object()], print)
+        with pytest.raises(ArithmeticError):
+            take([lock], lambda: (_ for _ in ()).throw(ArithmeticError()))
+        assert is_free(lock)
+
+
 _WAITING = """
 import os, signal, sys, threading, time
-from shardcore.store.lock import Mutex, ReadWriteLock
+from shardcore.store.lock import Mutex, ReadWriteLock, read_all, write_all
+first = ReadWriteLock()
 lock = {lock}()
 inside, let_go = threading.Event(), threading.Event()
 def hold():
@@ -175,14 +264,17 @@ holder.start()
 inside.wait(30)
 threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
 began = time.monotonic()
+later = ReadWriteLock()
 try:
-    lock.{wanted}(print, "not reached")
+    {wanted}print, "not reached")
 except KeyboardInterrupt:
     print("interrupted", time.monotonic() - began < 10)
 let_go.set()
 holder.join()
 for side in {sides}:    # nothing is left behind
     getattr(lock, side)(print, side)
+for one in (first, later):
+    one.write(print, "free")
 """
 
 
@@ -190,18 +282,22 @@ for side in {sides}:    # nothing is left behind
 @pytest.mark.parametrize(
     ("lock", "held", "wanted"),
     [
-        ("Mutex", "run", "run"),
-        ("ReadWriteLock", "write", "read"),
-        ("ReadWriteLock", "write", "write"),
-        ("ReadWriteLock", "read", "write"),
+        ("Mutex", "run", "lock.run"),
+        ("ReadWriteLock", "write", "lock.read"),
+        ("ReadWriteLock", "write", "lock.write"),
+        ("ReadWriteLock", "read", "lock.write"),
+        ("ReadWriteLock", "write", "read_all"),
+        ("ReadWriteLock", "write", "write_all"),
+        ("ReadWriteLock", "read", "write_all"),
     ],
 )
 def test_waiting_can_be_interrupted_and_leaves_nothing(lock: str, held: str, wanted: str) -> None:
     sides = ["run"] if lock == "Mutex" else ["read", "write", "read"]
-    script = _WAITING.format(lock=lock, held=held, wanted=wanted, sides=sides)
+    call = f"{wanted}(" if "." in wanted else f"{wanted}([later, lock, first], "
+    script = _WAITING.format(lock=lock, held=held, wanted=call, sides=sides)
     command = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n" + script
     done = subprocess.run(
         [sys.executable, "-c", command], capture_output=True, text=True, timeout=120
     )
     assert done.stderr == ""
-    assert done.stdout.split("\n")[:-1] == ["interrupted True", *sides]
+    assert done.stdout.split("\n")[:-1] == ["interrupted True", *sides, "free", "free"]
