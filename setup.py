@@ -60,8 +60,9 @@ BODIES = {
 }
 FOLDERS = (".", "plugins")  # of packages with compiled modules
 HYPER = ["plugins/shardcore_optimizers/_hyper.pxd"]  # what compiled and pure forms agree on
-SHARED = [
-    f"shardcore/_core/{name}" for name in ("partition.pxd", "divisor.pxi", "plain_arrays.pxi")
+SHARED = ["shardcore/_core/partition.pxd"] + [
+    f"shardcore/_core/{name}.pxi"
+    for name in ("divisor", "lookups", "plain_arrays", "shares", "stored_rows", "updates")
 ]
 SHARED += HYPER
 INSTRUCTION_SETS = {"baseline": []}

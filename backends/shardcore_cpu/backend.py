@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,16 @@ from shardcore.backend import (
     sorted_rows_of_tables,
 )
 from shardcore.dtypes import working_dtype
-from shardcore.store import Mutex, Occurrences, RowUpdate, StoreTable, every_row, uninterrupted
+from shardcore.store import (
+    Mutex,
+    Occurrences,
+    RowUpdate,
+    StoreTable,
+    every_row,
+    lookup_in_tables,
+    stage_tables,
+    uninterrupted,
+)
 
 __all__ = ["CpuBackend"]
 
@@ -74,7 +83,7 @@ class CpuBackend(Backend):
 
     def lookup(self, batches: Sequence[TableBatch]) -> list[list[NDArray[Any]]]:
         """Combine the rows of every bag; a training batch's rows are sorted on the way."""
-        activations = [self._lookup_own(batch) for batch in batches]
+        activations = self._activations(batches)
         together = []
         for batch in batches:
             if not batch.training:
@@ -90,15 +99,22 @@ class CpuBackend(Backend):
                 batch.route = occurrences
         return activations
 
-    def _lookup_own(self, batch: TableBatch) -> list[NDArray[Any]]:
-        if not self.specs[batch.table].seen_as_stored:
-            # Copies of the rows are changed before they are added.
-            return super().lookup([batch])[0]
-        table = self._tables[batch.table]
-        return [
-            table.lookup(bags.ids, bags.row_splits, bags.weights, bags.divisors)
-            for bags in batch.features
-        ]
+    def _activations(self, batches: Sequence[TableBatch]) -> list[list[NDArray[Any]]]:
+        activations, requests, places = [], [], []
+        for batch in batches:
+            if not self.specs[batch.table].seen_as_stored:
+                # Copies of the rows are changed before they are added.
+                activations.append(super().lookup([batch])[0])
+                continue
+            own: list[NDArray[Any]] = []
+            activations.append(own)
+            table = self._tables[batch.table]
+            for bags in batch.features:
+                requests.append((table, bags.ids, bags.row_splits, bags.weights, bags.divisors))
+                places.append(own)
+        for own, found in zip(places, lookup_in_tables(requests), strict=True):
+            own.append(found)
+        return activations
 
     def lookup_into(self, table: str, bags: FeatureBags, out: NDArray[Any]) -> None:
         """Combine the rows of every bag where they lie."""
@@ -147,8 +163,7 @@ class CpuBackend(Backend):
             routes.append(self._sorted(batch.table, features))
             active.append((features, gradients))
         scaled = gradient_rows_of_tables(active)
-        commits: list[Callable[[], None]] = []
-        unique = 0
+        tables, staged, unique = [], [], 0
         for update, occurrences, gradient in zip(updates, routes, scaled, strict=True):
             unique += occurrences.rows.size
             spec = self.specs[update.batch.table]
@@ -157,10 +172,10 @@ class CpuBackend(Backend):
                 occurrences = every_row(occurrences, spec.num_rows)
             rows, optimizer = occurrences.rows, spec.optimizer
             hyper, step, seed = update.hyper, update.step, spec.seed
-            now = RowUpdate(occurrences, rows, gradient, optimizer, hyper, step, seed)
-            commits.append(self._tables[spec.name].stage(now))
-        for commit in commits:
-            commit()
+            tables.append(self._tables[spec.name])
+            staged.append(RowUpdate(occurrences, rows, gradient, optimizer, hyper, step, seed))
+        commit = stage_tables(tables, staged)
+        commit()
         self.count_unique_rows(unique)
 
     def weight_dots(self, update: TableUpdate) -> list[NDArray[Any] | None]:

@@ -30,3 +30,23 @@ def sort_buckets(
     run_splits: NDArray[np.int64],
     sources__n: NDArray[np.int32],
 ) -> int: ...
+
+class Sorts:
+    ids: int
+    counters: int
+    def add(
+        self,
+        ids__n: NDArray[np.int32] | NDArray[np.int64],
+        row_splits: NDArray[np.int64],
+        shift: int,
+    ) -> None: ...
+    def cut(self, most: int, least: int) -> int: ...
+    def make(
+        self,
+        share: int,
+        counters: NDArray[np.uint32],
+        unique__n: NDArray[np.int64],
+        run_splits: NDArray[np.int64],
+        sources__n: NDArray[np.int32],
+    ) -> None: ...
+    def found(self) -> list[int]: ...

@@ -9,9 +9,12 @@ different buckets may be sorted by different threads.
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memset
 
+from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
 from types cimport index_t
 
 include "pairs.pxi"
+include "plain_arrays.pxi"
+include "shares.pxi"
 
 cdef enum:
     DIGIT_BITS = 8
@@ -52,27 +55,115 @@ def sort_few_rows(const index_t[::1] ids__n, const int64_t[::1] row_splits, int 
     rows go to `unique__n`, where each one's run starts to `run_splits`, and the bags to
     `sources__n`. O(n + 2**shift / 64).
     """
-    cdef Py_ssize_t n = ids__n.shape[0], bags = row_splits.shape[0] - 1, i, b, found = 0
-    cdef Py_ssize_t rows = <Py_ssize_t>1 << shift
-    cdef const index_t* ids = &ids__n[0] if n else NULL
-    cdef uint32_t* counts = &counters[0]
-    cdef uint64_t* words = <uint64_t*>(counts + rows)   # aligned: of two counters and more
-    cdef uint32_t place
+    cdef Py_ssize_t n = ids__n.shape[0], found
     if n == 0:
         return 0
     with nogil:
-        memset(counts, 0, counters.shape[0] * sizeof(uint32_t))
-        for i in range(n):
-            words[<uint64_t>ids[i] >> 6] |= <uint64_t>1 << (<uint64_t>ids[i] & 63)
-            counts[ids[i]] += 1
-        found = starts_of_rows(words, (rows + WORD_BITS - 1) // WORD_BITS, 0, 0, counts,
-                               &unique__n[0], &run_splits[0])
-        for b in range(bags):
-            for i in range(row_splits[b], row_splits[b + 1]):
-                place = counts[ids[i]]
-                counts[ids[i]] = place + 1
-                sources__n[place] = <int32_t>b
+        found = _sort_few(&ids__n[0], n, &row_splits[0], row_splits.shape[0] - 1, shift,
+                          &counters[0], &unique__n[0], &run_splits[0], &sources__n[0])
     return found
+
+
+cdef Py_ssize_t _sort_few(const index_t* ids, Py_ssize_t n, const int64_t* row_splits,
+                          Py_ssize_t bags, int shift, uint32_t* counts, int64_t* unique,
+                          int64_t* run_splits, int32_t* sources) noexcept nogil:
+    """Sort ids as `sort_few_rows` does."""
+    cdef Py_ssize_t rows = <Py_ssize_t>1 << shift, words_count = (rows + WORD_BITS - 1) // WORD_BITS
+    cdef Py_ssize_t i, b, found
+    cdef uint64_t* words = <uint64_t*>(counts + rows)   # aligned: of two counters and more
+    cdef uint32_t place
+    memset(counts, 0, rows * sizeof(uint32_t) + words_count * sizeof(uint64_t))
+    for i in range(n):
+        words[<uint64_t>ids[i] >> 6] |= <uint64_t>1 << (<uint64_t>ids[i] & 63)
+        counts[ids[i]] += 1
+    found = starts_of_rows(words, words_count, 0, 0, counts, unique, run_splits)
+    for b in range(bags):
+        for i in range(row_splits[b], row_splits[b + 1]):
+            place = counts[ids[i]]
+            counts[ids[i]] = place + 1
+            sources[place] = <int32_t>b
+    return found
+
+
+cdef struct FewRows:            # one feature's bags over a table of few rows
+    const void* ids
+    bint long_ids               # whether they are of int64
+    Py_ssize_t count
+    const int64_t* row_splits
+    Py_ssize_t bags
+    int shift
+    Py_ssize_t first            # of the places for the ids of all tables, the first of this one's
+    Py_ssize_t found
+
+
+cdef class Sorts(Shares):
+    """Sorts of ids over tables of few rows: added one by one, cut into shares, made share by share.
+
+    Each does as `sort_few_rows`. What is written lies one table behind the other, in
+    `unique__n` and `sources__n` (n,), and in `run_splits` (n + tables,).
+
+    Attributes
+    ----------
+    ids : int
+        How many there are in all.
+    counters : int
+        How many `make` needs.
+    """
+
+    cdef FewRows* sorts
+    cdef readonly Py_ssize_t ids
+    cdef readonly Py_ssize_t counters
+
+    def __dealloc__(self):
+        PyMem_Free(self.sorts)
+
+    def add(self, ids__n, row_splits, int shift):
+        """Add the ids of bags, each below 2**shift: checked by the caller."""
+        cdef FewRows one
+        one.long_ids = ids__n.itemsize == 8
+        one.count = look_at(ids__n, INTEGERS, 8 if one.long_ids else 4, 0, &one.ids)
+        one.bags = look_at(row_splits, INTEGERS, 8, 0, <const void**>&one.row_splits) - 1
+        one.shift, one.first, one.found = shift, self.ids, 0
+        if one.bags < 0 or one.row_splits[one.bags] != one.count or one.row_splits[0] != 0:
+            raise ValueError("row_splits of ids to sort must begin at 0 and end at their number")
+        self.sorts = <FewRows*>with_room(self.sorts, self.count, sizeof(FewRows))
+        self.sorts[self.count] = one
+        self.append(one.row_splits, one.bags, 1, True, (ids__n, row_splits))
+        self.ids += one.count
+        self.counters = max(self.counters, (<Py_ssize_t>1 << shift) + max((1 << shift) // 32, 2))
+
+    def make(self, Py_ssize_t share, uint32_t[::1] counters, int64_t[::1] unique__n,
+             int64_t[::1] run_splits, int32_t[::1] sources__n):
+        """Make one of the shares. O(n + rows)."""
+        cdef Py_ssize_t at
+        self.check(share)
+        if (counters.shape[0] < self.counters or unique__n.shape[0] < self.ids
+                or sources__n.shape[0] < self.ids or run_splits.shape[0] < self.ids + self.count):
+            raise ValueError("what is sorted needs room for all ids, and for one more of each table")
+        cdef int64_t* unique = &unique__n[0] if self.ids else NULL
+        cdef int32_t* sources = &sources__n[0] if self.ids else NULL
+        with nogil:
+            for at in range(self.borders[share].part, self.part_after(share)):
+                sort_one(&self.sorts[at], at, &counters[0], unique, &run_splits[0], sources)
+
+    def found(self):
+        """Return how many distinct rows each table's ids name, once all shares are made."""
+        return [self.sorts[at].found for at in range(self.count)]
+
+
+cdef void sort_one(FewRows* one, Py_ssize_t number, uint32_t* counters, int64_t* unique,
+                   int64_t* run_splits, int32_t* sources) noexcept nogil:
+    """Sort the ids of a table; those of so many tables lie before them."""
+    cdef int64_t* own_unique = unique + one.first
+    cdef int64_t* own_splits = run_splits + one.first + number
+    cdef int32_t* own_sources = sources + one.first
+    if one.long_ids:
+        one.found = _sort_few(<const int64_t*>one.ids, one.count, one.row_splits, one.bags,
+                              one.shift, counters, own_unique, own_splits, own_sources)
+    else:
+        one.found = _sort_few(<const int32_t*>one.ids, one.count, one.row_splits, one.bags,
+                              one.shift, counters, own_unique, own_splits, own_sources)
+    own_splits[one.found] = one.count
 
 
 cdef inline Py_ssize_t starts_of_rows(uint64_t* words, Py_ssize_t count, uint64_t base,

@@ -1,4 +1,5 @@
-"""Everything that reads or writes rows: gather, combine, accumulate, scatter, update.
+"""Everything that reads or writes rows: gather, combine, accumulate, scatter. Parts of it
+that work on many tables at once, updates and lookups, lie beside it: ``updates.pxi``, ``lookups.pxi``.
 
 This body is included by one tiny module per instruction set. It holds no floating contraction and
 no reordered sum, so every one of those modules computes the same bits.
@@ -15,12 +16,14 @@ between views of two one-field structs, so each `def` makes that choice once, by
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
+from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
 from shardcore_update cimport shardcore_update_float32, shardcore_update_float64
 from types cimport (
     BFLOAT, FLOAT32, FLOAT64, HALF, INT32, INT64, float32_t, float64_t, index_t, value_t,
 )
 
 include "counter.pxi"
+include "plain_arrays.pxi"
 
 cdef extern from "scalars.h" nogil:
     ctypedef struct half_t "sc_half":
@@ -76,7 +79,6 @@ cdef extern from "columns.h" nogil:
 cdef extern from "scalars.h" nogil:
     void prefetch_read "SC_PREFETCH_READ"(const void* address)
     void prefetch_write "SC_PREFETCH_WRITE"(const void* address)
-    void forget_sources "SC_FORGET_SOURCES"()
 
 cdef enum:
     WIDE = 64           # columns of a sum that goes on that are added at a time
@@ -286,10 +288,13 @@ def segment_reduce(const uint8_t[:, ::1] table__rd, int kind, const index_t[::1]
     cdef bint right = row_splits[row_splits.shape[0] - 1] <= ids__n.shape[0]
     if not right or out__bd.shape[0] == 0 or out__bd.shape[1] == 0:
         return right
+    cdef const index_t* ids = &ids__n[0] if ids__n.shape[0] else NULL
+    cdef const value_t* weights = start_of(weights__n)
+    cdef const value_t* divisors = start_of(divisors__b)
     with nogil:
         right = reduce_rows(table, table__rd.shape[0] * table__rd.shape[1], table__rd.shape[1], kind,
-                            &ids__n[0] if ids__n.shape[0] else NULL, <uint64_t>table__rd.shape[0],
-                            row_splits, weights__n, divisors__b, out__bd, into_first)
+                            ids, <uint64_t>table__rd.shape[0], &row_splits[0], out__bd.shape[0],
+                            out__bd.shape[1], weights, divisors, &out__bd[0, 0], into_first)
     return right
 
 
@@ -302,44 +307,44 @@ def segment_reduce_at(const int64_t[::1] addresses__n, int kind, const int64_t[:
     """
     if out__bd.shape[0] == 0 or out__bd.shape[1] == 0:
         return
+    cdef const int64_t* addresses = &addresses__n[0] if addresses__n.shape[0] else NULL
+    cdef const value_t* weights = start_of(weights__n)
+    cdef const value_t* divisors = start_of(divisors__b)
     with nogil:
-        reduce_rows(NULL, UNKNOWN, 1, kind, &addresses__n[0] if addresses__n.shape[0] else NULL,
-                    ANY, row_splits, weights__n, divisors__b, out__bd, into_first)
+        reduce_rows(NULL, UNKNOWN, 1, kind, addresses, ANY, &row_splits[0], out__bd.shape[0],
+                    out__bd.shape[1], weights, divisors, &out__bd[0, 0], into_first)
+
+
+cdef inline const value_t* start_of(const value_t[::1] values__n):
+    """Return where values begin; NULL for None and for none."""
+    return NULL if values__n is None or values__n.shape[0] == 0 else &values__n[0]
 
 
 cdef inline bint reduce_rows(const void* table, Py_ssize_t table_bytes, Py_ssize_t stride, int kind,
-                             const index_t* ids__n, uint64_t limit, const int64_t[::1] row_splits,
-                             const value_t[::1] weights__n, const value_t[::1] divisors__b,
-                             value_t[:, ::1] out__bd, bint into_first) noexcept nogil:
-    cdef const value_t* weights = NULL
-    cdef const value_t* divisors = NULL
-    cdef Py_ssize_t bags = out__bd.shape[0], dim = out__bd.shape[1]
-    if weights__n is not None and weights__n.shape[0]:
-        weights = &weights__n[0]
-    if divisors__b is not None:
-        divisors = &divisors__b[0]
+                             const index_t* ids__n, uint64_t limit, const int64_t* row_splits,
+                             Py_ssize_t bags, Py_ssize_t dim, const value_t* weights,
+                             const value_t* divisors, value_t* out__bd,
+                             bint into_first) noexcept nogil:
+    """Choose the body for the type of the rows."""
     if value_t is float64_t:
         return _segment_reduce(<const float64_t*>table, table_bytes, stride, dim, ids__n, limit,
-                               &row_splits[0], bags, weights, divisors, &out__bd[0, 0],
-                               into_first)
+                               row_splits, bags, weights, divisors, out__bd, into_first)
     elif kind == HALF:
         return _segment_reduce(<const half_t*>table, table_bytes, stride, dim, ids__n, limit,
-                               &row_splits[0], bags, weights, divisors, &out__bd[0, 0],
-                               into_first)
+                               row_splits, bags, weights, divisors, out__bd, into_first)
     elif kind == BFLOAT:
         return _segment_reduce(<const bfloat_t*>table, table_bytes, stride, dim, ids__n, limit,
-                               &row_splits[0], bags, weights, divisors, &out__bd[0, 0],
-                               into_first)
+                               row_splits, bags, weights, divisors, out__bd, into_first)
     else:
         return _segment_reduce(<const float32_t*>table, table_bytes, stride, dim, ids__n, limit,
-                               &row_splits[0], bags, weights, divisors, &out__bd[0, 0],
-                               into_first)
+                               row_splits, bags, weights, divisors, out__bd, into_first)
 
 
 cdef bint _segment_reduce(const row_t* table, Py_ssize_t table_bytes, Py_ssize_t stride,
                           Py_ssize_t dim, const index_t* ids__n, uint64_t limit,
-                          const int64_t* row_splits, Py_ssize_t bags, const value_t* weights__n, const value_t* divisors__b,
-                          value_t* out__bd, bint into_first) noexcept nogil:
+                          const int64_t* row_splits, Py_ssize_t bags, const value_t* weights__n,
+                          const value_t* divisors__b, value_t* out__bd,
+                          bint into_first) noexcept nogil:
     cdef Py_ssize_t b, c, i
     cdef Py_ssize_t first = row_splits[0], last = row_splits[bags]
     cdef int ask = rows_to_ask_for(ids__n + first, last - first, dim * sizeof(row_t), table_bytes,
@@ -754,333 +759,7 @@ cdef void _scatter(scatter_t* table, Py_ssize_t dim, const index_t* ids__n, Py_s
                 row[c] = operate(row[c], value[c], operation)
 
 
-# --- update ------------------------------------------------------------------------------------
-
-cdef struct Target:             # what one call of `update` works on, in plain memory
-    Py_ssize_t dim
-    Py_ssize_t slots
-    char** slot_bases           # per slot: first byte
-    int64_t* slot_bytes         # per slot: bytes per row
-    int64_t* slot_kinds
-    int64_t working             # the kind that is computed with
-    bint converts               # some slot is of another type than the working one
-    void* function
-    void* context
-    const double* hyper
-    int64_t step
-    bint by_occurrence          # one call per occurrence of a row, instead of one for their sum
-    bint stochastic              # how short rows are rounded back
-    uint64_t key                # of the random bits of this table and step
-    Py_ssize_t block            # rows handed to the function at a time
-    Py_ssize_t sections         # ranges of rows gone through side by side, see `places_of`
-    const int64_t* long_places  # which runs are summed already, ascending
-    const void* long_sums       # their sums, or NULL
-    Py_ssize_t long_count
-
-
-def update_room(Py_ssize_t dim, Py_ssize_t slots, Py_ssize_t converted):
-    """Return how many values and how many pointers `update` needs as scratch.
-
-    `converted` of the slots are of another type than the working one.
-    """
-    return (2 + converted) * UPDATE_ROWS * dim + dim, UPDATE_ROWS * (1 + slots) + slots
-
-
-def update(uint8_t[:, ::1] table__rd, int kind, const int64_t[::1] unique__u, const int64_t[::1] row_ids__u,
-           const int64_t[::1] run_splits, const int32_t[::1] sources__n,
-           const value_t[::1] gains__n, const value_t[:, ::1] gradients__gd,
-           const int64_t[::1] slot_addresses, const int64_t[::1] slot_bytes,
-           const int64_t[::1] slot_kinds, uint64_t function, uint64_t context,
-           const double[::1] hyper, int64_t step, bint by_occurrence, bint stochastic, uint64_t seed,
-           Py_ssize_t block, Py_ssize_t sections, value_t[::1] scratch, int64_t[::1] pointers, const int64_t[::1] long__h=None,
-           const value_t[:, ::1] sums__hd=None):
-    """Sum the gradients of each unique row and hand them, a block of rows at a time, to the optimizer.
-
-    Rows `unique__u` (u,) of `table__rd` are distinct and ascending; run u of `sources__n` and
-    `gains__n` (or None) is [run_splits[u], run_splits[u + 1]), summed as `accumulate` does, an
-    empty one to zeros. `by_occurrence`: nothing is summed; of a block first those that have one get
-    the gradient of their first occurrence, then of their second, and so on. `function` is the
-    address of an optimizer's C function (see shardcore_update.h), called with `context` and with
-    pointers into the table and the slots. Rows and slots of other types than the working one, by
-    `kind` and `slot_kinds`, are converted for it and back, once per block: to the nearest, or, rows
-    `stochastic`, with the upper 32 bits of (seed, row id, column) of `_core.random`. `scratch` and
-    `pointers` hold as many as `update_room` says. At most UPDATE_ROWS rows make a `block`, of which
-    as many come from each of `sections` ranges of the rows. `sums__hd` (h, d) are the summed gradients of the
-    runs `long__h` (h,), all those of LONG_RUN occurrences and more; or both are None. O(n·d).
-    """
-    cdef Target target
-    cdef const value_t* gains = NULL
-    cdef const int32_t* sources = NULL
-    cdef const value_t* gradients = NULL
-    cdef Py_ssize_t rows = unique__u.shape[0], k
-    target.dim = gradients__gd.shape[1]
-    target.slots = slot_addresses.shape[0]
-    target.slot_bases = <char**>(&slot_addresses[0] if target.slots else NULL)
-    target.slot_bytes = <int64_t*>(&slot_bytes[0] if target.slots else NULL)
-    target.slot_kinds = <int64_t*>(&slot_kinds[0] if target.slots else NULL)
-    if value_t is float64_t:
-        target.working = FLOAT64
-    else:
-        target.working = FLOAT32
-    target.converts = False
-    for k in range(target.slots):
-        target.converts |= target.slot_kinds[k] != target.working
-    target.function = <void*>function
-    target.context = <void*>context
-    target.hyper = &hyper[0] if hyper.shape[0] else NULL
-    target.step = step
-    target.by_occurrence = by_occurrence
-    target.stochastic = stochastic
-    target.key = mix(seed + INCREMENT)
-    target.block, target.sections = block, sections
-    target.long_places, target.long_sums, target.long_count = NULL, NULL, 0
-    if rows == 0 or target.dim == 0:
-        return
-    if long__h is not None and sums__hd is not None and long__h.shape[0]:
-        target.long_places, target.long_sums = &long__h[0], &sums__hd[0, 0]
-        target.long_count = long__h.shape[0]
-    if gains__n is not None and gains__n.shape[0]:
-        gains = &gains__n[0]
-    if sources__n.shape[0] and gradients__gd.shape[0]:
-        sources, gradients = &sources__n[0], &gradients__gd[0, 0]
-    cdef void* table = &table__rd[0, 0]
-    cdef void** spare = <void**>&pointers[0]
-    with nogil:
-        if value_t is float64_t:
-            _update(<float64_t*>table, &unique__u[0], &row_ids__u[0], &run_splits[0], rows,
-                    sources, gains, gradients, &target, &scratch[0], spare)
-        elif kind == HALF:
-            _update(<half_t*>table, &unique__u[0], &row_ids__u[0], &run_splits[0], rows,
-                    sources, gains, gradients, &target, &scratch[0], spare)
-        elif kind == BFLOAT:
-            _update(<bfloat_t*>table, &unique__u[0], &row_ids__u[0], &run_splits[0], rows,
-                    sources, gains, gradients, &target, &scratch[0], spare)
-        else:
-            _update(<float32_t*>table, &unique__u[0], &row_ids__u[0], &run_splits[0], rows,
-                    sources, gains, gradients, &target, &scratch[0], spare)
-
-
-cdef inline void call(const Target* target, int64_t count, void** rows, void** slots,
-                      const value_t* gradients, const int64_t* row_ids) noexcept nogil:
-    """Call the optimizer's function, of the type that it was compiled as."""
-    if value_t is float64_t:
-        (<shardcore_update_float64>target.function)(
-            count, target.dim, <double* const*>rows, <double* const* const*>slots, gradients,
-            row_ids, target.hyper, target.step, target.context)
-    else:
-        (<shardcore_update_float32>target.function)(
-            count, target.dim, <float* const*>rows, <float* const* const*>slots, gradients,
-            row_ids, target.hyper, target.step, target.context)
-
-
-cdef inline void load_slot(const char* stored, int64_t kind, int64_t size,
-                           value_t* out) noexcept nogil:
-    """Convert one row of a slot, of `size` bytes, to the working type."""
-    if kind == HALF:
-        widen(<const half_t*>stored, size // <int64_t>sizeof(half_t), out)
-    elif kind == BFLOAT:
-        widen(<const bfloat_t*>stored, size // <int64_t>sizeof(bfloat_t), out)
-    elif kind == FLOAT64:
-        widen(<const float64_t*>stored, size // <int64_t>sizeof(float64_t), out)
-    else:
-        widen(<const float32_t*>stored, size // <int64_t>sizeof(float32_t), out)
-
-
-cdef inline void store_slot(char* stored, int64_t kind, int64_t size,
-                            const value_t* values) noexcept nogil:
-    """Round one row of a slot back to the type that it is stored in."""
-    if kind == HALF:
-        narrow(values, size // <int64_t>sizeof(half_t), <half_t*>stored)
-    elif kind == BFLOAT:
-        narrow(values, size // <int64_t>sizeof(bfloat_t), <bfloat_t*>stored)
-    elif kind == FLOAT64:
-        narrow(values, size // <int64_t>sizeof(float64_t), <float64_t*>stored)
-    else:
-        narrow(values, size // <int64_t>sizeof(float32_t), <float32_t*>stored)
-
-
-cdef void convert_slots(const Target* target, const int64_t* rows__u, Py_ssize_t count,
-                        value_t* scratch, void** pointers, bint back) noexcept nogil:
-    """Convert slots of other types for the rows of a block, and point to what they became.
-
-    `back`: convert what they point to back instead.
-    """
-    cdef Py_ssize_t k, u
-    cdef value_t* block__ud = scratch
-    cdef char* stored
-    for k in range(target.slots):
-        if target.slot_kinds[k] == target.working:
-            continue
-        for u in range(count):
-            stored = target.slot_bases[k] + rows__u[u] * target.slot_bytes[k]
-            if back:
-                store_slot(stored, target.slot_kinds[k], target.slot_bytes[k],
-                           block__ud + u * target.dim)
-            else:
-                load_slot(stored, target.slot_kinds[k], target.slot_bytes[k],
-                          block__ud + u * target.dim)
-                pointers[k * UPDATE_ROWS + u] = block__ud + u * target.dim
-        block__ud += UPDATE_ROWS * target.dim
-
-
-cdef inline void point_slots(const Target* target, int64_t row, Py_ssize_t u, Py_ssize_t at,
-                             value_t* scratch, void** pointers) noexcept nogil:
-    """Point, at place `at`, to the slots of row number u of a block."""
-    cdef Py_ssize_t k
-    cdef value_t* block__ud = scratch
-    for k in range(target.slots):
-        if target.slot_kinds[k] == target.working:
-            pointers[k * UPDATE_ROWS + at] = target.slot_bases[k] + row * target.slot_bytes[k]
-        else:
-            pointers[k * UPDATE_ROWS + at] = block__ud + u * target.dim
-            block__ud += UPDATE_ROWS * target.dim
-
-
-cdef inline Py_ssize_t places_of(Py_ssize_t number, Py_ssize_t rows, const Target* target,
-                                 Py_ssize_t* places) noexcept nogil:
-    """Write which rows of an update make block `number`, and return how many; 0 after the last.
-
-    Neighbours in a block come from several sections of the table: on some processors rows in
-    ascending order, one or two to a page, take a fifth longer to read and write than rows of a few
-    pages in turn.
-    """
-    cdef Py_ssize_t sections = target.sections if rows >= target.sections * target.block else 1
-    cdef Py_ssize_t length = (rows + sections - 1) // sections, turns = target.block // sections
-    cdef Py_ssize_t turn, section, place, count = 0
-    for turn in range(number * turns, (number + 1) * turns):
-        if turn >= length:
-            break
-        for section in range(sections):
-            place = section * length + turn
-            if place < rows:
-                places[count] = place
-                count += 1
-    return count
-
-
-cdef inline Py_ssize_t long_at(const Target* target, Py_ssize_t place) noexcept nogil:
-    """Return which of the long runs lies at a place that has one."""
-    cdef Py_ssize_t first = 0, last = target.long_count, middle
-    while last - first > 1:
-        middle = (first + last) // 2
-        if target.long_places[middle] <= place:
-            first = middle
-        else:
-            last = middle
-    return first
-
-
-cdef inline void ask_for_place(row_t* table, const int64_t* unique__u, const int64_t* run_splits,
-                               const int32_t* sources__n, const value_t* gradients__gd,
-                               const Target* target, Py_ssize_t place) noexcept nogil:
-    """Ask for what the update of a row needs: itself, its slots, and its gradients."""
-    cdef Py_ssize_t dim = target.dim, lo = run_splits[place], hi = run_splits[place + 1], k, i
-    ask_for_update(table + unique__u[place] * dim, dim * sizeof(row_t))
-    for k in range(target.slots):
-        ask_for_update(target.slot_bases[k] + unique__u[place] * target.slot_bytes[k],
-                       target.slot_bytes[k])
-    if hi - lo >= LONG_RUN:
-        hi = lo if target.long_sums != NULL else lo + FAR
-    for i in range(lo, hi):
-        ask_for_row(gradients__gd + <Py_ssize_t>sources__n[i] * dim, dim * sizeof(value_t))
-    forget_sources()    # a function that only asks has no effect to the compiler, which drops it
-
-
-cdef void _update(row_t* table, const int64_t* unique__u, const int64_t* row_ids__u,
-                  const int64_t* run_splits, Py_ssize_t rows, const int32_t* sources__n,
-                  const value_t* gains__n, const value_t* gradients__gd, Target* target,
-                  value_t* scratch, void** pointers) noexcept nogil:
-    cdef Py_ssize_t dim = target.dim, slots = target.slots
-    cdef Py_ssize_t number = 0, count, coming, place, u, k, c, lo, hi, turn, filled, at
-    cdef Py_ssize_t two_blocks[2 * UPDATE_ROWS]
-    cdef Py_ssize_t* places = two_blocks
-    cdef Py_ssize_t* next_places = two_blocks + UPDATE_ROWS
-    # What the next block needs is asked for between the sums of this one, where all of these take as
-    # long: but sums of several rows each are foretold wrongly, and hold up what is asked for.
-    cdef bint by_turns = run_splits[rows] - run_splits[0] <= rows + rows // 4
-    cdef int64_t block_rows[UPDATE_ROWS]
-    cdef int64_t block_ids[UPDATE_ROWS]
-    cdef int64_t turn_ids[UPDATE_ROWS]
-    cdef value_t* gradients__ud = scratch                       # (UPDATE_ROWS, d)
-    cdef value_t* widened__ud = scratch + UPDATE_ROWS * dim     # (UPDATE_ROWS, d), for short rows
-    cdef value_t* block__d = scratch + 2 * UPDATE_ROWS * dim    # (d,)
-    cdef value_t* converted = block__d + dim                    # (UPDATE_ROWS, d) per such slot
-    cdef void** row_pointers = pointers
-    cdef void** slot_pointers = pointers + UPDATE_ROWS          # slots x UPDATE_ROWS
-    cdef void** slot_tables = slot_pointers + slots * UPDATE_ROWS
-    cdef row_t* row
-    for k in range(slots):
-        slot_tables[k] = slot_pointers + k * UPDATE_ROWS
-    count = places_of(number, rows, target, places)
-    while count:
-        number += 1
-        coming = places_of(number, rows, target, next_places)
-        for u in range(target.sections):   # what blocks after the next one read first
-            if u < coming and next_places[u] + LINE < rows:
-                prefetch_read(unique__u + next_places[u] + LINE)
-                prefetch_read(run_splits + next_places[u] + LINE)
-                prefetch_read(sources__n + run_splits[next_places[u]] + LINE)
-        if not by_turns:
-            for u in range(coming):
-                ask_for_place(table, unique__u, run_splits, sources__n, gradients__gd, target,
-                              next_places[u])
-        for u in range(count):
-            if by_turns and u < coming:
-                ask_for_place(table, unique__u, run_splits, sources__n, gradients__gd, target,
-                              next_places[u])
-            place = places[u]
-            block_rows[u] = unique__u[place]
-            block_ids[u] = row_ids__u[place]
-            lo, hi = run_splits[place], run_splits[place + 1]
-            if hi - lo >= LONG_RUN and target.long_sums != NULL:
-                memcpy(gradients__ud + u * dim,
-                       <const value_t*>target.long_sums + long_at(target, place) * dim,
-                       dim * sizeof(value_t))
-            elif not target.by_occurrence:
-                sum_run(gradients__gd, dim, sources__n, lo, hi, hi, gains__n, block__d,
-                        gradients__ud + u * dim)
-            row = table + block_rows[u] * dim
-            if row_t is half_t or row_t is bfloat_t:
-                widen(row, dim, widened__ud + u * dim)
-                row_pointers[u] = widened__ud + u * dim
-            else:
-                row_pointers[u] = row
-            for k in range(slots):
-                slot_pointers[k * UPDATE_ROWS + u] = (
-                    target.slot_bases[k] + block_rows[u] * target.slot_bytes[k])
-        if target.converts:
-            convert_slots(target, block_rows, count, converted, slot_pointers, False)
-        if not target.by_occurrence:
-            call(target, count, row_pointers, slot_tables, gradients__ud, block_ids)
-        else:
-            turn, filled = 0, count
-            while filled:       # the rows that have an occurrence number `turn`
-                filled = 0
-                for u in range(count):
-                    at = run_splits[places[u]] + turn
-                    if at >= run_splits[places[u] + 1]:
-                        continue
-                    sum_rows(gradients__gd, dim * sizeof(value_t), dim, sources__n, ANY, at, at + 1,
-                             at + 1, 0, gains__n, gradients__ud + filled * dim)
-                    if row_t is half_t or row_t is bfloat_t:
-                        row_pointers[filled] = widened__ud + u * dim
-                    else:
-                        row_pointers[filled] = table + block_rows[u] * dim
-                    point_slots(target, block_rows[u], u, filled, converted, slot_pointers)
-                    turn_ids[filled] = block_ids[u]
-                    filled += 1
-                if filled:
-                    call(target, filled, row_pointers, slot_tables, gradients__ud, turn_ids)
-                turn += 1
-        if target.converts:
-            convert_slots(target, block_rows, count, converted, slot_pointers, True)
-        if row_t is half_t or row_t is bfloat_t:
-            for u in range(count):
-                row = table + block_rows[u] * dim
-                if target.stochastic:
-                    narrow_stochastic(widened__ud + u * dim, dim, row_start(target.key, block_ids[u]),
-                                      row_step(target.key, block_ids[u]), row)
-                else:
-                    narrow(widened__ud + u * dim, dim, row)
-        places, next_places = next_places, places
-        count = coming
+include "shares.pxi"
+include "stored_rows.pxi"
+include "lookups.pxi"
+include "updates.pxi"

@@ -19,13 +19,67 @@ gather: _Fused  # [index](table bytes, ids, out bytes)
 put: _Fused  # [index](table bytes, ids, value bytes)
 row_dots: _Fused  # [index, value](table bytes, kind, ids, row_splits, gradients, out)
 scatter: _Fused  # [index](table bytes, kind, dim, ids, value bytes, operation)
-update: _Fused  # [value](table bytes, kind, unique, row_ids, run_splits, sources, gains, gradients,
-#                         slot_addresses, slot_bytes, slot_kinds, function, context, hyper, step,
-#                         by_occurrence, stochastic, seed, block, sections,
-#                         scratch, pointers, long_runs, sums)
 all_finite: _Fused  # [value](values) -> bool
 sum_long_runs: _Fused  # [value](gradients, sources, gains, run_splits, runs, scratch values,
 #                                scratch numbers, out)
 
 def long_runs(run_splits: NDArray[np.int64], runs: NDArray[np.int64]) -> int: ...
-def update_room(dim: int, slots: int, converted: int) -> tuple[int, int]: ...
+
+class StoredRows:
+    def __init__(
+        self,
+        table__rd: NDArray[np.uint8],
+        kind: int,
+        dim: int,
+        slot_addresses: NDArray[np.int64],
+        slot_bytes: NDArray[np.int64],
+        slot_kinds: NDArray[np.int64],
+        wide: bool,
+        held: object,
+    ) -> None: ...
+
+class UpdateRule:
+    def __init__(
+        self,
+        function: int,
+        context: int,
+        hyper: NDArray[np.float64],
+        step: int,
+        by_occurrence: bool,
+        block: int,
+        sections: int,
+        held: object,
+    ) -> None: ...
+
+class Updates:
+    scratch: int
+    def add(
+        self,
+        stored: StoredRows,
+        rule: UpdateRule,
+        unique__u: NDArray[np.int64],
+        row_ids__u: NDArray[np.int64],
+        run_splits: NDArray[np.int64],
+        sources__n: NDArray[np.int32],
+        gains__n: NDArray[Any] | None,
+        gradients__gd: NDArray[Any],
+        stochastic: bool,
+        seed: int,
+        long__h: NDArray[np.int64] | None,
+        sums__hd: NDArray[Any] | None,
+    ) -> None: ...
+    def cut(self, most: int, least: int) -> int: ...
+    def make(self, share: int, scratch: NDArray[np.uint8]) -> None: ...
+
+class Lookups:
+    def add(
+        self,
+        stored: StoredRows,
+        ids__n: NDArray[np.int32] | NDArray[np.int64],
+        row_splits: NDArray[np.int64],
+        weights__n: NDArray[Any] | None,
+        divisors__b: NDArray[Any] | None,
+        out__bd: NDArray[Any],
+    ) -> None: ...
+    def cut(self, most: int, least: int) -> int: ...
+    def make(self, share: int, into_first: bool) -> bool: ...

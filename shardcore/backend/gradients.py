@@ -16,6 +16,7 @@ from shardcore.store.occurrences import (
     Occurrences,
     has_few_rows,
     sort_bags,
+    sort_bags_of_tables,
     sort_occurrences,
 )
 from shardcore.store.segment_reduce import occurrence_gains, reciprocals
@@ -109,10 +110,10 @@ def sorted_rows_of_tables(
 ) -> list[Occurrences]:
     """Return what `sorted_rows` returns for each table, small ones sorted all at once.
 
-    To sort a few hundred rows takes less time than to call what sorts them, so many tables are
-    sorted as if they were one, whose rows follow one another. A row keeps the order of its
-    occurrences: the results are the same. Those of several tables share one array of sources, with
-    `run_splits` that do not begin at 0.
+    Tables of few rows are shared out among threads. To sort a few hundred ids takes less time than
+    to call what sorts them, so many tables are sorted as if they were one, whose rows follow one
+    another. A row keeps the order of its occurrences: the results are the same. Those of several
+    tables share one array of sources, with `run_splits` that do not begin at 0.
 
     Parameters
     ----------
@@ -127,18 +128,28 @@ def sorted_rows_of_tables(
     """
     found: list[Occurrences | None] = [None] * len(tables)
     groups: list[list[int]] = []
+    few_rows: list[int] = []
     rows_left = left = 0
     for at, (features, num_rows, value) in enumerate(tables):
         count = sum([bags.ids.size for bags in features])
         unweighted = all(bags.weights is None for bags in features)
         if count > _SMALL_BATCH or num_rows > _MOST_ROWS or not unweighted:
-            found[at] = sorted_rows(features, num_rows, value)
+            if unweighted and len(features) == 1 and has_few_rows(count, num_rows):
+                few_rows.append(at)
+            else:
+                found[at] = sorted_rows(features, num_rows, value)
             continue
         if count > left or num_rows > rows_left:
             groups.append([])
             left, rows_left = _TOGETHER, _MOST_ROWS
         groups[-1].append(at)
         left, rows_left = left - count, rows_left - num_rows
+    given = []
+    for at in few_rows:
+        (bags,), num_rows, _ = tables[at]
+        given.append((bags.ids, bags.row_splits, num_rows))
+    for at, occurrences in zip(few_rows, sort_bags_of_tables(given), strict=True):
+        found[at] = occurrences
     for group in groups:
         sorted_together = _sorted_as_one([tables[at][:2] for at in group])
         for at, occurrences in zip(group, sorted_together, strict=True):

@@ -170,7 +170,7 @@ class FeatureBags:
         return self.row_splits.size - 1
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class TableBatch:
     """One table's share of a batch.
 
@@ -191,7 +191,7 @@ class TableBatch:
     route: Any = field(default=None, repr=False)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)  # as FeatureBags
 class TableUpdate:
     """The gradients of one table's share of a batch.
 

@@ -47,7 +47,7 @@ from shardcore.store.segment_reduce import (
     row_dots,
 )
 from shardcore.store.sorted_triples import SortedTriples, TripleLists, WorkedBags, sort_triples
-from shardcore.store.table import StoreTable
+from shardcore.store.table import StoreTable, lookup_in_tables, stage_tables
 from shardcore.store.work import changed_here, uninterrupted
 
 __all__ = [
@@ -68,6 +68,7 @@ __all__ = [
     "changed_here",
     "divisors",
     "every_row",
+    "lookup_in_tables",
     "occurrence_gains",
     "reciprocals",
     "reduce_bags",
@@ -76,6 +77,7 @@ __all__ = [
     "sort_askers",
     "sort_occurrences",
     "sort_triples",
+    "stage_tables",
     "step_seed",
     "uninterrupted",
     "write_all",

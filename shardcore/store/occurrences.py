@@ -8,6 +8,7 @@ its gradients. The face of ``_core/occurrences.pyx``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -20,7 +21,14 @@ from shardcore.memory import pool
 from shardcore.store import threads
 from shardcore.store.segment_reduce import TYPE_NAMES
 
-__all__ = ["Occurrences", "every_row", "has_few_rows", "sort_bags", "sort_occurrences"]
+__all__ = [
+    "Occurrences",
+    "every_row",
+    "has_few_rows",
+    "sort_bags",
+    "sort_bags_of_tables",
+    "sort_occurrences",
+]
 
 Ints = NDArray[np.int32] | NDArray[np.int64]
 
@@ -49,7 +57,7 @@ _fused: Any = _kernel.sort_few_rows
 _sort_few_rows: Final = {_INT32: _fused["int32_t"], _INT64: _fused["int64_t"]}
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True)  # one for every table of a step: a frozen one is made more slowly
 class Occurrences:
     """A batch's rows in ascending order, and which gradients each receives.
 
@@ -155,6 +163,51 @@ def sort_bags(ids: Ints, row_splits: NDArray[np.int64], num_rows: int) -> Occurr
     )
     run_splits[found] = n
     return Occurrences(distinct[:found], run_splits[: found + 1], ordered, None)
+
+
+def sort_bags_of_tables(
+    tables: Sequence[tuple[Ints, NDArray[np.int64], int]],
+) -> list[Occurrences]:
+    """Return what `sort_bags` returns for each table, by threads that share them out.
+
+    Parameters
+    ----------
+    tables : sequence of (ids, row_splits, num_rows)
+        As `sort_bags` takes them.
+
+    Examples
+    --------
+    >>> bags = np.array([7, 2, 7]), np.array([0, 2, 3]), 10
+    >>> one, two = sort_bags_of_tables([bags, bags])
+    >>> two.rows, two.run_splits, two.sources
+    (array([2, 7]), array([0, 1, 3]), array([0, 0, 1], dtype=int32))
+    """
+    sorts = _kernel.Sorts()
+    for ids, row_splits, num_rows in tables:
+        sorts.add(ids, row_splits, max(num_rows - 1, 1).bit_length())
+    count = sorts.ids
+    rows, run_splits = pool.empty(count, _INT64), pool.empty(count + len(tables), _INT64)
+    sources = pool.empty(count, _INT32)
+    shares = sorts.cut(threads.get_num_threads(), _PART)
+
+    def make(share: int) -> None:
+        counters = np.empty(sorts.counters, np.uint32)
+        sorts.make(share, counters, rows, run_splits, sources)
+
+    threads.run(shares, make)
+    occurrences, first = [], 0
+    for number, ((ids, _, _), found) in enumerate(zip(tables, sorts.found(), strict=True)):
+        last, split = first + ids.size, first + number
+        occurrences.append(
+            Occurrences(
+                rows[first : first + found],
+                run_splits[split : split + found + 1],
+                sources[first:last],
+                None,
+            )
+        )
+        first = last
+    return occurrences
 
 
 def _sorted(rows: Ints, sources: NDArray[np.int32], num_rows: int) -> Occurrences:

@@ -15,7 +15,7 @@ from shardcore.store.occurrences import Occurrences
 __all__ = ["RowUpdate"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)  # one for every table of a step: a frozen one is made more slowly
 class RowUpdate:
     """The gradients of a batch, the rows that receive them, and how they are applied.
 

@@ -7,14 +7,13 @@ that change rows must not do so at once: the backend sees to that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardcore.dtypes import working_dtype
 from shardcore.initializers.constants import Zeros
 from shardcore.initializers.filling import fill
 from shardcore.memory import pool
@@ -22,15 +21,20 @@ from shardcore.memory.zeros import aligned_zeros
 from shardcore.optimizer.base import Optimizer
 from shardcore.optimizer.slot_values import fill_slots
 from shardcore.store.few_bags import DIVIDED, MOST_IDS, CombineGiven, given_bags_of
-from shardcore.store.lock import ReadWriteLock
+from shardcore.store.lock import ReadWriteLock, read_all, write_all
+from shardcore.store.lookups import look_up
 from shardcore.store.row_update import RowUpdate
 from shardcore.store.scatter import gather_rows, put_rows
 from shardcore.store.segment_reduce import reduce_bags, row_dots
-from shardcore.store.update import reads_slots, stage_update
+from shardcore.store.stored_rows import StoredRows
+from shardcore.store.update import one_after_another, stage_updates
 
-__all__ = ["StoreTable"]
+__all__ = ["StoreTable", "lookup_in_tables", "stage_tables"]
 
 _SUM: Final = DIVIDED["sum"]
+
+_TOGETHER: Final = 1 << 25
+"""Elements of gradients and rows of tables that are updated together: some ms of one thread."""
 
 Ints = NDArray[np.int32] | NDArray[np.int64]
 
@@ -101,10 +105,9 @@ class StoreTable:
         self.rows = rows
         self.slots = slots
         self._optimizer = optimizer
-        self._working = working_dtype(rows.dtype)
         self._lock = ReadWriteLock()
         self.pure_updates = 0
-        self._hinders = not reads_slots(slots)
+        self._stored = StoredRows(rows, slots)
 
     @cached_property
     def _given(self) -> CombineGiven | None:
@@ -133,7 +136,7 @@ class StoreTable:
     ) -> NDArray[Any]:
         """Return the combined rows per bag, in the working dtype; ids are checked local rows."""
         shape = (row_splits.size - 1, self.rows.shape[1])
-        out = pool.empty(shape, self._working)
+        out = pool.empty(shape, self._stored.working)
         self.lookup_into(ids, row_splits, weights, divisors, out)
         return out
 
@@ -167,21 +170,14 @@ class StoreTable:
         """Return each occurrence's row times its bag's gradient."""
         return self._lock.read(row_dots, self.rows, ids, row_splits, gradients)
 
-    def stage(self, update: RowUpdate) -> Callable[[], None]:
-        """Prepare an update of the rows of a batch with the table's optimizer, and return it.
-
-        The function changes the rows when it is called, without a lookup in between; the caller
-        sees to it that nothing else changes them before.
-        """
-        assert self._optimizer is not None, "the engine trains tables with an optimizer only"
-        commit = self._lock.read(stage_update, self.rows, self.slots, update)
-        if self._hinders and update.optimizer.compiled(working_dtype(self.rows.dtype)) is not None:
-            self.pure_updates += 1
-        return partial(self._lock.write, commit)
-
     def apply(self, update: RowUpdate) -> None:
-        """Update the rows of a batch: `stage`, and what it returns."""
-        self.stage(update)()
+        """Update the rows of a batch: `stage_tables` of this one, and what it returns."""
+        stage_tables([self], [update])()
+
+    def _count(self, update: RowUpdate) -> None:
+        by_kernel = self._stored.by_kernel
+        if not by_kernel and update.optimizer.compiled(self._stored.working) is not None:
+            self.pure_updates += 1
 
     def gather(self, slot: str | None, ids: Ints) -> NDArray[Any]:
         """Return copies of rows `ids` of the weights (None) or of a slot, in that order."""
@@ -198,3 +194,91 @@ class StoreTable:
     def write(self, slot: str | None, start: int, values: NDArray[Any]) -> None:
         """Overwrite the rows from `start` on of the weights (None) or of a slot."""
         self._lock.write(np.copyto, self._array(slot)[start : start + values.shape[0]], values)
+
+
+def lookup_in_tables(
+    requests: Sequence[
+        tuple[StoreTable, Ints, NDArray[np.int64], NDArray[Any] | None, NDArray[Any] | None]
+    ],
+) -> list[NDArray[Any]]:
+    """Return what `StoreTable.lookup` returns for each request, by threads that share them out.
+
+    Parameters
+    ----------
+    requests : sequence of (table, ids, row_splits, weights, divisors)
+
+    Examples
+    --------
+    >>> tables = [StoreTable(4, 2, np.dtype("float32"), None) for _ in range(2)]
+    >>> tables[1].write(None, 1, np.ones((2, 2), np.float32))
+    >>> bags = np.array([1, 2]), np.array([0, 2]), None, None
+    >>> lookup_in_tables([(table, *bags) for table in tables])[1]
+    array([[2., 2.]], dtype=float32)
+    """
+    if len(requests) == 1:  # which may be of a few bags
+        ((table, ids, row_splits, weights, divisors),) = requests
+        return [table.lookup(ids, row_splits, weights, divisors)]
+    found, given = [], []
+    for table, ids, row_splits, weights, divisors in requests:
+        out = pool.empty((row_splits.size - 1, table.rows.shape[1]), table._stored.working)
+        given.append((table._stored, ids, row_splits, weights, divisors, out))
+        found.append(out)
+    right = read_all([table._lock for table, *_ in requests], look_up, given)
+    assert right, "ids are checked, and ours"
+    return found
+
+
+def stage_tables(tables: Sequence[StoreTable], updates: Sequence[RowUpdate]) -> Callable[[], None]:
+    """Prepare an update of each table by its optimizer, and return what makes them.
+
+    Small tables are updated together, by threads that share the work on all of them. Each lookup
+    sees the rows of a table before or after.
+
+    Parameters
+    ----------
+    tables : sequence of StoreTable
+        Distinct.
+    updates : sequence of RowUpdate
+        One for each.
+
+    Returns
+    -------
+    callable
+        Changes the rows when it is called, once; the caller sees to it that nothing else changes
+        them before.
+
+    Examples
+    --------
+    >>> from shardcore_optimizers.sgd import SGD
+    >>> from shardcore.store.occurrences import sort_occurrences
+    >>> sgd = SGD(learning_rate=0.5)
+    >>> table = StoreTable(2, 1, np.dtype("float64"), sgd)
+    >>> batch = sort_occurrences(np.array([1]), np.array([0], np.int32), None, 2)
+    >>> update = RowUpdate(batch, batch.rows, np.ones((1, 1)), sgd, sgd.hyper(), step=1)
+    >>> stage_tables([table], [update])()
+    >>> table.rows[:, 0]
+    array([ 0. , -0.5])
+    """
+    commits = []
+    for group in _groups(updates):
+        own, given = tables[group], updates[group]
+        locks = [table._lock for table in own]
+        stored = [table._stored for table in own]
+        commits.append(partial(write_all, locks, read_all(locks, stage_updates, stored, given)))
+    for table, update in zip(tables, updates, strict=True):
+        table._count(update)
+    return one_after_another(commits)
+
+
+def _groups(updates: Sequence[RowUpdate]) -> list[slice]:
+    """Return which tables are updated together: for some milliseconds, as lookups have to wait."""
+    groups, first, work = [], 0, 0
+    for at, update in enumerate(updates):
+        splits = update.occurrences.run_splits
+        work += int(splits[-1] - splits[0] + splits.size) * update.gradients.shape[1]
+        if work >= _TOGETHER:
+            groups.append(slice(first, at + 1))
+            first, work = at + 1, 0
+    if first < len(updates):
+        groups.append(slice(first, len(updates)))
+    return groups

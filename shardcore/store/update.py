@@ -3,21 +3,19 @@
 An optimizer's C function is called by the kernel, block by block, with pointers into the table and
 its slots. An optimizer without one runs its pure form on NumPy copies of the same blocks. An
 optimizer that does not accumulate is called once per occurrence instead of once per row. The face
-of ``accumulate`` and ``update`` in ``_core/rows.pxi``.
+of ``accumulate`` in ``_core/rows.pxi``, and of ``_core/updates.pxi``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardcore.dtypes import KIND_OF, kind_of, row_bytes, working_dtype
 from shardcore.errors import ShardcoreValueError
 from shardcore.memory import pool
-from shardcore.optimizer.compiled import UpdateFunction
 from shardcore.store import threads
 from shardcore.store.instruction_set import UPDATE_BLOCK, UPDATE_SECTIONS, best_module
 from shardcore.store.occurrences import Occurrences
@@ -25,8 +23,15 @@ from shardcore.store.rounding import narrowed, rounds_stochastically, step_seed
 from shardcore.store.row_update import RowUpdate
 from shardcore.store.scatter import gather_rows, put_rows
 from shardcore.store.segment_reduce import TYPE_NAMES
+from shardcore.store.stored_rows import StoredRows
 
-__all__ = ["accumulate", "reads_slots", "stage_update", "update_rows", "updated"]
+__all__ = [
+    "accumulate",
+    "one_after_another",
+    "stage_updates",
+    "update_rows",
+    "updated",
+]
 
 Commit = Callable[[], None]
 
@@ -140,26 +145,19 @@ def updated(
     return new_rows, new_slots
 
 
-def reads_slots(slots: Mapping[str, NDArray[Any]]) -> bool:
-    """Return whether the kernel can convert slots to the working dtype, as it can rows."""
-    return all(slot.dtype.isnative and slot.dtype.name in KIND_OF for slot in slots.values())
-
-
-def stage_update(
-    rows: NDArray[Any], slots: Mapping[str, NDArray[Any]], update: RowUpdate
-) -> Commit:
+def stage_updates(targets: Sequence[StoredRows], updates: Sequence[RowUpdate]) -> Commit:
     """Prepare the update of every row of a batch, and of its slots, and return what makes it.
 
     Each row is updated once, by its summed gradient; or once per occurrence, with an optimizer that
     does not accumulate. Rows of a short dtype are rounded back once. All that Python computes, and
-    can fail, happens here; what is returned only runs kernels.
+    can fail, happens here; what is returned only runs kernels, on several threads: they share the
+    work on all tables.
 
     Parameters
     ----------
-    rows : ndarray, shape (rows, dim), C-contiguous, writable
-    slots : mapping of slot name -> ndarray, shape (rows, dim) or (rows, 1)
-        In the order of ``optimizer.slots``.
-    update : RowUpdate
+    targets : sequence of StoredRows
+    updates : sequence of RowUpdate
+        One for each.
 
     Returns
     -------
@@ -175,22 +173,65 @@ def stage_update(
     >>> batch = sort_occurrences(np.array([3, 1, 3]), np.array([0, 0, 1], np.int32), None, 4)
     >>> gradients = np.array([[1.0], [10.0]])
     >>> update = RowUpdate(batch, batch.rows, gradients, sgd, sgd.hyper(), step=1)
-    >>> commit = stage_update(rows, {}, update)
+    >>> commit = stage_updates([StoredRows(rows, {})], [update])
     >>> commit()
     >>> rows[:, 0]
     array([ 1. ,  0.5,  1. , -4.5])
     """
-    if not rows.shape[1]:  # no columns: nothing to learn
-        return _nothing
-    function = update.optimizer.compiled(working_dtype(rows.dtype))
-    pieces = threads.ranges(update.occurrences.run_splits, rows.shape[1])
-    if function is not None and reads_slots(slots):
-        return _compiled_update(pieces, rows, slots, update, function)
-    return _pure_update(pieces, rows, slots, update)
+    together = _kernel.Updates()
+    commits: list[Commit] = []
+    rules: dict[tuple[Any, ...], Any] = {}
+    for target, update in zip(targets, updates, strict=True):
+        if not target.rows.shape[1]:  # no columns: nothing to learn
+            continue
+        # By identity: to hash an optimizer takes all of its parameters, for every table.
+        key = id(update.optimizer), id(update.hyper), update.step, target.working
+        if key not in rules:
+            rules[key] = _rule(update, target.working)
+        rule = rules[key]
+        if rule is None or not target.by_kernel:
+            commits.append(_pure_update(target.rows, target.slots, update))
+            continue
+        stochastic = rounds_stochastically(update.optimizer, target.rows.dtype)
+        occurrences = update.occurrences
+        together.add(
+            target.found,
+            rule,
+            occurrences.rows,
+            update.row_ids,
+            occurrences.run_splits,
+            occurrences.sources,
+            occurrences.gains,
+            update.gradients,
+            stochastic,
+            step_seed(update.seed, update.step) if stochastic else 0,
+            *_summed_first(update),
+        )
+    shares = together.cut(threads.get_num_threads(), threads.PIECE)
+    scratch = [np.empty(together.scratch, np.uint8) for _ in range(shares)]
+    commits.append(lambda: threads.run(shares, lambda share: together.make(share, scratch[share])))
+    return one_after_another(commits)
+
+
+def one_after_another(commits: Sequence[Commit]) -> Commit:
+    """Return what makes all of the commits.
+
+    Examples
+    --------
+    >>> one_after_another([lambda: print("rows"), lambda: print("slots")])()
+    rows
+    slots
+    """
+
+    def make() -> None:
+        for commit in commits:
+            commit()
+
+    return make
 
 
 def update_rows(rows: NDArray[Any], slots: Mapping[str, NDArray[Any]], update: RowUpdate) -> None:
-    """Update every row of a batch, and its slots, in place: `stage_update`, and what it returns.
+    """Update every row of a batch, and its slots, in place: `stage_updates`, and what it returns.
 
     Examples
     --------
@@ -203,82 +244,41 @@ def update_rows(rows: NDArray[Any], slots: Mapping[str, NDArray[Any]], update: R
     >>> rows[:, 0]
     array([ 1. ,  0.5,  1. , -4.5])
     """
-    stage_update(rows, slots, update)()
+    stage_updates([StoredRows(rows, slots)], [update])()
 
 
-def _nothing() -> None:
-    """Change nothing."""
+def _rule(update: RowUpdate, working: np.dtype[Any]) -> Any:
+    """Return what all updates by an optimizer have in common; None if it has no compiled form."""
+    function = update.optimizer.compiled(working)
+    if function is None:
+        return None
+    return _kernel.UpdateRule(
+        function.address_for(working),
+        function.context,
+        np.array(update.hyper, np.float64),
+        update.step,
+        not update.optimizer.accumulate,
+        UPDATE_BLOCK,
+        UPDATE_SECTIONS,
+        function,
+    )
 
 
-def _compiled_update(
-    pieces: list[tuple[int, int]],
-    rows: NDArray[Any],
-    slots: Mapping[str, NDArray[Any]],
-    update: RowUpdate,
-    function: UpdateFunction,
-) -> Commit:
-    value = update.gradients.dtype
-    kernel = _kernel.update[TYPE_NAMES[value]]
-    arrays = list(slots.values())
-    table, kind = row_bytes(rows), kind_of(rows.dtype)
-    addresses = np.array([slot.__array_interface__["data"][0] for slot in arrays], np.int64)
-    sizes = np.array([slot.shape[1] * slot.itemsize for slot in arrays], np.int64)
-    kinds = np.array([kind_of(slot.dtype) for slot in arrays], np.int64)
-    converted = sum(slot.dtype != value for slot in arrays)
-    values, pointers = _kernel.update_room(rows.shape[1], len(arrays), converted)
-    scratch = [(np.empty(values, value), np.empty(pointers, np.int64)) for _ in pieces]
-    long_runs = _summed_first(update, pieces)
-    address, hyper = function.address_for(value), np.array(update.hyper, np.float64)
-    stochastic = rounds_stochastically(update.optimizer, rows.dtype)
-    seed = step_seed(update.seed, update.step) if stochastic else 0
-    occurrences, row_ids = update.occurrences, update.row_ids
-
-    def run(number: int) -> None:
-        first, last = pieces[number]
-        kernel(
-            table,
-            kind,
-            occurrences.rows[first:last],
-            row_ids[first:last],
-            occurrences.run_splits[first : last + 1],
-            occurrences.sources,
-            occurrences.gains,
-            update.gradients,
-            addresses,
-            sizes,
-            kinds,
-            address,
-            function.context,
-            hyper,
-            update.step,
-            not update.optimizer.accumulate,
-            stochastic,
-            seed,
-            UPDATE_BLOCK,
-            UPDATE_SECTIONS,
-            *scratch[number],
-            *long_runs[number],
-        )
-
-    return lambda: threads.run(len(pieces), run)
-
-
-def _summed_first(
-    update: RowUpdate, pieces: list[tuple[int, int]]
-) -> list[tuple[NDArray[np.int64] | None, NDArray[Any] | None]]:
-    """Return, per piece, its long runs and their sums; nothing where that saves no reading."""
+def _summed_first(update: RowUpdate) -> tuple[NDArray[np.int64] | None, NDArray[Any] | None]:
+    """Return the long runs and their sums; nothing where that saves no reading."""
     runs, sources, gradients = update.occurrences, update.occurrences.sources, update.gradients
-    nothing: list[tuple[Any, Any]] = [(None, None)] * len(pieces)
-    occurrences = int(runs.run_splits[-1] - runs.run_splits[0])
     least = _TIMES_READ * len(gradients)
-    if not update.optimizer.accumulate or gradients.nbytes < _GRADIENT_BYTES or occurrences < least:
-        return nothing
+    if not update.optimizer.accumulate or gradients.nbytes < _GRADIENT_BYTES:
+        return None, None
+    occurrences = int(runs.run_splits[-1] - runs.run_splits[0])
+    if occurrences < least:
+        return None, None
     places = np.empty(occurrences // _kernel.LONG_RUN_LENGTH, np.int64)
     places = places[: _kernel.long_runs(runs.run_splits, places)]
     splits = np.zeros(places.size + 1, np.int64)
     np.cumsum(runs.run_splits[places + 1] - runs.run_splits[places], out=splits[1:])
     if int(splits[-1]) < least:
-        return nothing
+        return None, None
     dim, value = gradients.shape[1], gradients.dtype
     sums = pool.empty((places.size, dim), value)
     shares = threads.ranges(splits, dim)
@@ -293,19 +293,13 @@ def _summed_first(
         )
 
     threads.run(len(shares), add)
-    borders = np.searchsorted(places, [(first, last) for first, last in pieces]).tolist()
-    return [
-        (places[low:high] - first, sums[low:high])
-        for (low, high), (first, _) in zip(borders, pieces, strict=True)
-    ]
+    return places, sums
 
 
 def _pure_update(
-    pieces: list[tuple[int, int]],
-    rows: NDArray[Any],
-    slots: Mapping[str, NDArray[Any]],
-    update: RowUpdate,
+    rows: NDArray[Any], slots: Mapping[str, NDArray[Any]], update: RowUpdate
 ) -> Commit:
+    pieces = threads.ranges(update.occurrences.run_splits, rows.shape[1])
     value, dim = update.gradients.dtype, rows.shape[1]
     block = max(1, _PURE_BLOCK_BYTES // (dim * value.itemsize))
 

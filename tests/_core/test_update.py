@@ -17,7 +17,7 @@ from shardcore_optimizers.sgd import SGD
 
 import shardcore as sc
 from shardcore import reference
-from shardcore.dtypes import KIND_OF, as_dtype, row_bytes, working_dtype
+from shardcore.dtypes import as_dtype, working_dtype
 from shardcore.errors import ShardcoreValueError
 from shardcore.optimizer.base import Optimizer
 from shardcore.optimizer.compiled import UpdateFunction, update_prototype
@@ -27,6 +27,7 @@ from shardcore.store.instruction_set import best_module
 from shardcore.store.occurrences import Occurrences, every_row, sort_occurrences
 from shardcore.store.rounding import step_seed
 from shardcore.store.row_update import RowUpdate
+from shardcore.store.stored_rows import StoredRows
 from shardcore.store.table import StoreTable
 from shardcore.store.threads import get_num_threads, set_num_threads
 from shardcore.store.update import _summed_first, accumulate, update_rows
@@ -218,10 +219,9 @@ def test_runs_that_are_summed_first_equal_those_of_their_own(
     gradients = rng.standard_normal((5000, dim)).astype(np.float32)
     optimizer = SGD(1.0)
     update = RowUpdate(batch, batch.rows, gradients, optimizer, optimizer.hyper(), 1)
-    firsts = _summed_first(update, [(0, 400), (400, 1500)])
-    assert [long.size for long, _ in firsts if long is not None] == [
-        np.count_nonzero(part >= 64) for part in (lengths[:400], lengths[400:])
-    ]
+    places, _ = _summed_first(update)
+    assert places is not None
+    np.testing.assert_array_equal(places, np.flatnonzero(lengths >= 64))
     rows = np.zeros((3000, dim), np.float32)
     update_rows(rows, {}, update)
     assert_same(rows[::2], 0 - accumulate(batch, gradients))
@@ -256,7 +256,7 @@ def test_runs_are_summed_first_where_that_saves_reading() -> None:
         batch = runs_of_lengths(rng, [run] * (40_000 // run), bags, True, False)
         gradients = np.ones((bags, 64), np.float32)
         rest = (gradients, optimizer, optimizer.hyper(), 1)
-        ((long, sums),) = _summed_first(RowUpdate(batch, batch.rows, *rest), [(0, batch.rows.size)])
+        long, sums = _summed_first(RowUpdate(batch, batch.rows, *rest))
         assert (long is not None) == (sums is not None) == first
 
 
@@ -408,31 +408,28 @@ def test_doubles_are_rounded_to_half_once() -> None:
 @pytest.mark.parametrize("slot_dtype", DTYPES)
 @pytest.mark.parametrize("dim", [1, 7, 64])
 def test_scratch_is_as_large_as_the_kernel_says(slot_dtype: str, dim: int) -> None:
-    kernel = best_module("shardcore._core.rows")
-    stored = as_dtype(slot_dtype)
-    rows, slot = np.ones((70, dim), np.float32), np.ones((70, dim), stored)
-    converted = slot_dtype != "float32"
-    sizes = kernel.update_room(dim, 1, int(converted))
-    assert sizes == ((2 + converted) * 32 * dim + dim, 32 * 2 + 1)
-    values = np.full(sizes[0] + 64, 77, np.float32)
-    pointers = np.full(sizes[1] + 64, 77, np.int64)
-    function = SGD(0.5, momentum=0.5).compiled("float32")
-    assert function is not None
+    kernel = update_module._kernel
+    rows, slot = np.ones((70, dim), np.float32), np.ones((70, dim), as_dtype(slot_dtype))
+    optimizer = SGD(0.5, momentum=0.5)
     batch = sort_occurrences(np.arange(70), np.zeros(70, np.int32), None, 70)
-    kernel.update["float32_t"](
-        *(row_bytes(rows), KIND_OF["float32"], batch.rows, batch.rows, batch.run_splits),
-        *(batch.sources, None, np.ones((1, dim), np.float32)),
-        np.array([slot.ctypes.data]),
-        np.array([slot[0].nbytes]),
-        np.array([KIND_OF[slot_dtype]]),
-        *(function.address, 0, np.array(SGD(0.5, momentum=0.5).hyper()), 1, True, False, 0, 32, 4),
-        *(values[: sizes[0]], pointers[: sizes[1]]),
-    )
+    gradients = np.ones((1, dim), np.float32)
+    rest = (batch.rows, batch.run_splits, batch.sources, None, gradients, False, 0, None, None)
+    update = RowUpdate(batch, batch.rows, gradients, optimizer, optimizer.hyper(), 1)
+    updates = kernel.Updates()
+    rule = update_module._rule(update, np.dtype(np.float32))
+    updates.add(StoredRows(rows, {"momenta": slot}).found, rule, batch.rows, *rest)
+    converted = slot_dtype != "float32"
+    pointers, values = 32 * 2 + 1, (2 + converted) * 32 * dim + dim
+    assert updates.scratch == 8 * pointers + 4 * values
+    assert updates.cut(1, 1) == 1
+    scratch = np.full(updates.scratch + 256, 77, np.uint8)
+    updates.make(0, scratch[: updates.scratch])
     assert (rows == 0.25).all()
-    assert (values[sizes[0] :] == 77).all()
-    assert (pointers[sizes[1] :] == 77).all()
+    assert (scratch[updates.scratch :] == 77).all()
     if not converted:  # what is left of it is not used, or it would be too large
-        assert (values[: 32 * dim] == 1).all()
+        block = update_module.UPDATE_BLOCK * dim
+        used = scratch[8 * pointers :].view(np.float32)[:block]
+        assert (used == 1).all()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

@@ -22,6 +22,8 @@ from shardcore.backend.messages import FeatureBags, TableBatch, TableUpdate
 from shardcore.errors import ShardcoreRuntimeError, ShardcoreTypeError
 from shardcore.optimizer.base import Optimizer
 from shardcore.optimizer.slots import SlotSpec
+from shardcore.store import lock as lock_module
+from shardcore.store import table as table_module
 from shardcore.store.lock import ReadWriteLock
 from shardcore.variable import indexing
 
@@ -47,6 +49,7 @@ def engine_of(backend: str, optimizer: Any = None, **options: Any) -> sc.Sharded
 
 
 BATCH = {name: [[1], [4]] for name in "ab"}
+ROW, ONE_BAG = np.array([1]), np.array([0, 1])
 ONES = {name: np.ones((2, DIM), np.float32) for name in "ab"}
 
 
@@ -116,6 +119,63 @@ def test_every_call_holds_the_lock_of_its_table(call: str, backend: str, held: s
     assert done.wait(SOON)
     holder.join(SOON)
     caller.join(SOON)
+
+
+def test_a_lookup_in_several_tables_waits_for_each() -> None:
+    engine = engine_of("cpu")
+    step(engine)
+    for name in "ab":
+        held, let_go, done = threading.Event(), threading.Event(), threading.Event()
+        lock = engine._backend._tables[name]._lock
+
+        def hold(held: threading.Event = held, let_go: threading.Event = let_go) -> None:
+            held.set()
+            let_go.wait(SOON)
+
+        holder = threading.Thread(target=lock.write, args=(hold,), daemon=True)
+        holder.start()
+        assert held.wait(SOON)
+        batches = [TableBatch(table, (FeatureBags(ROW, ONE_BAG),)) for table in "ab"]
+
+        def call(batches: Any = batches, done: threading.Event = done) -> None:
+            engine._backend.lookup(batches)
+            done.set()
+
+        caller = threading.Thread(target=call, daemon=True)
+        caller.start()
+        assert not done.wait(A_WHILE)
+        let_go.set()
+        assert done.wait(SOON)
+        holder.join(SOON)
+        caller.join(SOON)
+
+
+@pytest.mark.parametrize(("together", "times"), [(1, 2), (1 << 25, 1)])
+def test_tables_are_locked_for_a_part_of_a_step(
+    together: int, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lookups wait while some tables are updated, not until all are."""
+    locked_together: list[int] = []
+    monkeypatch.setattr(table_module, "_TOGETHER", together)
+
+    def write_all(locks: Any, *rest: Any) -> Any:
+        locked_together.append(len(locks))
+        return lock_module.write_all(locks, *rest)
+
+    monkeypatch.setattr(table_module, "write_all", write_all)
+    step(engine_of("cpu"))
+    assert locked_together == [2 // times] * times
+
+
+@pytest.mark.parametrize("backend", ["cpu", "sim"])
+def test_a_step_of_more_tables_than_calls_can_nest(backend: str) -> None:
+    tables = [sc.TableConfig(4, 1, initializer=sc.initializers.Zeros()) for _ in range(1100)]
+    features = [sc.FeatureConfig(table) for table in tables]
+    engine = sc.ShardedEmbedding(features, sc.optimizers.SGD(1.0), backend=backend_of(backend))
+    engine.enqueue([np.array([2])] * 1100)
+    engine.dequeue()
+    engine.apply_gradients([np.ones((1, 1), np.float32)] * 1100)
+    assert all((one == -1).all() for one in engine([np.array([2])] * 1100))
 
 
 # --- all or nothing ----------------------------------------------------------------------------

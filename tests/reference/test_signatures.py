@@ -83,8 +83,9 @@ def test_every_kernel_of_offsets_and_store_has_a_twin() -> None:
     }
     # Checks return what they are given, or a copy of it; `reduce_bags` and `reduce_bags_at` write
     # what `segment_reduce` returns; `every_row` and `updated` are NumPy around kernels that have
-    # twins; `stage_update` is the first half of `update_rows`; `reads_slots` and `is_plain` are
-    # about dtypes only, `has_few_rows` about sizes.
+    # twins; `sort_bags_of_tables` and `stage_updates` do what `sort_bags` and `update_rows` do for
+    # each table, and `one_after_another` is part of it; `is_plain` is about dtypes only,
+    # `has_few_rows` about sizes.
     without = {
         "as_max_norm",
         "check_row_splits",
@@ -93,11 +94,12 @@ def test_every_kernel_of_offsets_and_store_has_a_twin() -> None:
         "immutable",
         "integers",
         "is_plain",
+        "one_after_another",
         "place_in",
-        "reads_slots",
         "reduce_bags",
         "reduce_bags_at",
-        "stage_update",
+        "sort_bags_of_tables",
+        "stage_updates",
         "take_into",
         "updated",
     }

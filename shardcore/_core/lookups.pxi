@@ -1,0 +1,99 @@
+"""Lookups in many tables: rows combined per bag, as `segment_reduce` combines those of one.
+
+A part of ``rows.pxi``. The lookups of all features of a batch are shared out: see ``shares.pxi``.
+"""
+
+cdef struct Lookup:             # of the bags of one feature, in plain memory
+    Stored stored
+    const void* ids
+    bint long_ids               # whether they are of int64
+    const int64_t* row_splits
+    const void* weights         # of ids, or NULL
+    const void* divisors        # of bags, or NULL
+    void* out
+
+
+cdef class Lookups(Shares):
+    """Lookups in tables: added one by one, cut into shares, made share by share."""
+
+    cdef Lookup* lookups
+
+    def __dealloc__(self):
+        PyMem_Free(self.lookups)
+
+    def add(self, StoredRows stored, ids__n, row_splits, weights__n, divisors__b, out__bd):
+        """Add the lookup of bags in a table.
+
+        Of `ids__n` (n,), int32 or int64, bag b has [row_splits[b], row_splits[b + 1]); `weights__n`
+        and `divisors__b` may be None; `out__bd` (b, d) is written to.
+        """
+        cdef Py_ssize_t dim = stored.memory.dim, size = 4, bags, count
+        cdef const char* floats = b"f"
+        cdef Lookup lookup
+        if dim == 0:
+            return
+        if stored.memory.working == FLOAT64:
+            floats, size = b"d", 8
+        bags = look_at(row_splits, INTEGERS, 8, 0, <const void**>&lookup.row_splits) - 1
+        lookup.long_ids = ids__n.itemsize == 8
+        count = look_at(ids__n, INTEGERS, 8 if lookup.long_ids else 4, 0, &lookup.ids)
+        if (look_at(weights__n, floats, size, 0, &lookup.weights) not in (0, count)
+                or look_at(divisors__b, floats, size, 0, &lookup.divisors) not in (0, bags)
+                or look_at(out__bd, floats, size, dim, <const void**>&lookup.out) != bags):
+            raise ValueError("a lookup must have a weight of each id, and a divisor and a row of out "
+                             "of each bag")
+        if bags <= 0:
+            return
+        if lookup.row_splits[0] < 0 or lookup.row_splits[bags] > count:
+            raise ValueError("row_splits of a lookup must lie among its ids")
+        lookup.stored = stored.memory
+        self.lookups = <Lookup*>with_room(self.lookups, self.count, sizeof(Lookup))
+        self.lookups[self.count] = lookup
+        self.append(lookup.row_splits, bags, dim, False,
+                    (stored, ids__n, row_splits, weights__n, divisors__b, out__bd))
+
+    def make(self, Py_ssize_t share, bint into_first):
+        """Make one of the shares; return whether all of its ids name rows. O(n·d)."""
+        cdef Py_ssize_t at
+        cdef bint right = True
+        self.check(share)
+        with nogil:
+            for at in range(self.borders[share].part, self.part_after(share)):
+                if self.first_of(share, at) < self.last_of(share, at):
+                    right &= look_up(&self.lookups[at], self.first_of(share, at),
+                                     self.last_of(share, at), into_first)
+        return right
+
+
+cdef bint look_up(const Lookup* lookup, Py_ssize_t first, Py_ssize_t last,
+                  bint into_first) noexcept nogil:
+    """Combine the rows of the bags [first, last); return whether all of their ids name rows."""
+    if lookup.stored.working == FLOAT64:
+        if lookup.long_ids:
+            return look_up_bags(lookup, <const int64_t*>lookup.ids, <float64_t*>lookup.out, first,
+                                last, into_first)
+        return look_up_bags(lookup, <const int32_t*>lookup.ids, <float64_t*>lookup.out, first, last,
+                            into_first)
+    if lookup.long_ids:
+        return look_up_bags(lookup, <const int64_t*>lookup.ids, <float32_t*>lookup.out, first, last,
+                            into_first)
+    return look_up_bags(lookup, <const int32_t*>lookup.ids, <float32_t*>lookup.out, first, last,
+                        into_first)
+
+
+cdef inline bint look_up_bags(const Lookup* lookup, const index_t* ids, value_t* out,
+                              Py_ssize_t first, Py_ssize_t last, bint into_first) noexcept nogil:
+    cdef const value_t* divisors = <const value_t*>lookup.divisors
+    cdef const Stored* stored = &lookup.stored
+    cdef Py_ssize_t dim = stored.dim, size = dim * size_of(stored.kind)
+    return reduce_rows(stored.table, stored.rows * size, size, stored.kind, ids,
+                       <uint64_t>stored.rows, lookup.row_splits + first, last - first, dim,
+                       <const value_t*>lookup.weights,
+                       NULL if divisors == NULL else divisors + first, out + first * dim, into_first)
+
+
+cdef inline Py_ssize_t size_of(int64_t kind) noexcept nogil:
+    """Return the bytes of an element of a table."""
+    if kind == FLOAT64:
+        return sizeof(float64_t)
+    return sizeof(float32_t) if kind == FLOAT32 else sizeof(half_t)
