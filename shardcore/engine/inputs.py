@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import NoneType
 from typing import Any
 
 from shardcore.backend.messages import TableBatch
@@ -50,8 +51,13 @@ class Inputs:
     ) -> None:
         # Containers of our own: the caller may change his.
         self._structure = unflatten(feature_config, [config for _, config in features])
-        flat = type(self._structure) is dict and all(map(is_feature, self._structure.values()))
-        self._keys = tuple(self._structure) if flat else None
+        self._keys: tuple[Any, ...] | None = None
+        self._flat: Any = None  # its type, where it has no other inside
+        kind = type(self._structure)
+        if kind is dict and all(map(is_feature, self._structure.values())):
+            self._flat, self._keys = kind, tuple(self._structure)
+        elif kind in (list, tuple) and all(map(is_feature, self._structure)):
+            self._flat = kind
         self._single = is_feature(self._structure)
         self._tables = tables
         self.features: list[PlannedFeature] = plan_features(
@@ -63,11 +69,16 @@ class Inputs:
     def leaves(self, given: Any, what: str) -> list[Any]:
         """Return what a caller gives per feature.
 
-        A dict of features, the usual structure, is read without the paths of the general one.
+        A dict, list or tuple of features, the usual structures, is read without the paths of the
+        general one.
         """
-        keys = self._keys
-        if keys is not None and type(given) is dict and given.keys() == self._structure.keys():
-            return [given[key] for key in keys]
+        if type(given) is self._flat:
+            keys = self._keys
+            if keys is None:
+                if len(given) == len(self._structure):
+                    return list(given)
+            elif given.keys() == self._structure.keys():
+                return [given[key] for key in keys]
         if self._single:
             return [given]
         return flatten_like(self._structure, given, what)
@@ -98,6 +109,8 @@ class Inputs:
         """Return what there is per feature in the structure of the features."""
         if self._keys is not None:
             return dict(zip(self._keys, leaves, strict=True))
+        if self._flat is not None:
+            return self._flat(leaves)
         if self._single:
             return leaves[0]
         return unflatten(self._structure, leaves)
@@ -138,12 +151,9 @@ class Inputs:
         return prepared
 
     def _is_plain(self, features: Any, weights: Any) -> bool:
-        """Return whether dicts were given for a dict of features, so that no frame can be there."""
-        return (
-            self._keys is not None
-            and type(features) is dict
-            and (weights is None or type(weights) is dict)
-        )
+        """Return whether features are flat, and given as they are: so no frame can be there."""
+        kind = self._flat
+        return kind is not None and type(features) is kind and type(weights) in (kind, NoneType)
 
     def _check_batch_size(self, ready: PreparedFeature, path: str) -> None:
         samples = ready.shape[0] if ready.shape else 1
