@@ -173,7 +173,7 @@ def reduce_bags(
 
     Every array is C-contiguous, weights, divisors and `out` are in the working dtype. Ids may be
     the caller's own: each is read once and, if it is out of range, no row; `out` then holds nothing
-    of use. Row splits are checked, and nobody else's.
+    of use. Row splits are checked ones, to which no other thread writes.
     """
     kernel = _kernel.segment_reduce[TYPE_NAMES[ids.dtype], TYPE_NAMES[out.dtype]]
     table, kind = row_bytes(rows), kind_of(rows.dtype)
