@@ -14,7 +14,7 @@ cdef struct Lookup:             # of the bags of one feature, in plain memory
 
 
 cdef class Lookups(Shares):
-    """Lookups in tables: added one by one, cut into shares, made share by share."""
+    """Lookups in tables: added one by one, cut into shares, made by any number of threads."""
 
     cdef Lookup* lookups
 
@@ -52,16 +52,23 @@ cdef class Lookups(Shares):
         self.append(lookup.row_splits, bags, dim, False,
                     (stored, ids__n, row_splits, weights__n, divisors__b, out__bd))
 
-    def make(self, Py_ssize_t share, bint into_first):
-        """Make one of the shares; return whether all of its ids name rows. O(n·d)."""
-        cdef Py_ssize_t at
+    def make(self, bint into_first, Py_ssize_t most=ALL):
+        """Make shares that no thread has begun, at most so many; return whether their ids name rows.
+
+        O(n·d).
+        """
+        cdef Py_ssize_t share, at
         cdef bint right = True
-        self.check(share)
         with nogil:
-            for at in range(self.borders[share].part, self.part_after(share)):
-                if self.first_of(share, at) < self.last_of(share, at):
-                    right &= look_up(&self.lookups[at], self.first_of(share, at),
-                                     self.last_of(share, at), into_first)
+            while most > 0:
+                share = self.next_share()
+                if share == self.shares:
+                    break
+                for at in range(self.borders[share].part, self.part_after(share)):
+                    if self.first_of(share, at) < self.last_of(share, at):
+                        right &= look_up(&self.lookups[at], self.first_of(share, at),
+                                         self.last_of(share, at), into_first)
+                most -= 1
         return right
 
 

@@ -43,10 +43,10 @@ class Sorts:
     def cut(self, most: int, least: int) -> int: ...
     def make(
         self,
-        share: int,
         counters: NDArray[np.uint32],
         unique__n: NDArray[np.int64],
         run_splits: NDArray[np.int64],
         sources__n: NDArray[np.int32],
+        most: int = ...,
     ) -> None: ...
     def found(self) -> list[int]: ...

@@ -97,7 +97,7 @@ cdef struct FewRows:            # one feature's bags over a table of few rows
 
 
 cdef class Sorts(Shares):
-    """Sorts of ids over tables of few rows: added one by one, cut into shares, made share by share.
+    """Sorts of ids over tables of few rows: added one by one, cut into shares, made by any threads.
 
     Each does as `sort_few_rows`. What is written lies one table behind the other, in
     `unique__n` and `sources__n` (n,), and in `run_splits` (n + tables,).
@@ -132,19 +132,25 @@ cdef class Sorts(Shares):
         self.ids += one.count
         self.counters = max(self.counters, (<Py_ssize_t>1 << shift) + max((1 << shift) // 32, 2))
 
-    def make(self, Py_ssize_t share, uint32_t[::1] counters, int64_t[::1] unique__n,
-             int64_t[::1] run_splits, int32_t[::1] sources__n):
-        """Make one of the shares. O(n + rows)."""
-        cdef Py_ssize_t at
-        self.check(share)
+    def make(self, uint32_t[::1] counters, int64_t[::1] unique__n, int64_t[::1] run_splits,
+             int32_t[::1] sources__n, Py_ssize_t most=ALL):
+        """Make shares that no thread has begun, at most so many. O(n + rows)."""
+        cdef Py_ssize_t share, at
         if (counters.shape[0] < self.counters or unique__n.shape[0] < self.ids
                 or sources__n.shape[0] < self.ids or run_splits.shape[0] < self.ids + self.count):
             raise ValueError("what is sorted needs room for all ids, and for one more of each table")
+        if self.count == 0:
+            return
         cdef int64_t* unique = &unique__n[0] if self.ids else NULL
         cdef int32_t* sources = &sources__n[0] if self.ids else NULL
         with nogil:
-            for at in range(self.borders[share].part, self.part_after(share)):
-                sort_one(&self.sorts[at], at, &counters[0], unique, &run_splits[0], sources)
+            while most > 0:
+                share = self.next_share()
+                if share == self.shares:
+                    break
+                for at in range(self.borders[share].part, self.part_after(share)):
+                    sort_one(&self.sorts[at], at, &counters[0], unique, &run_splits[0], sources)
+                most -= 1
 
     def found(self):
         """Return how many distinct rows each table's ids name, once all shares are made."""

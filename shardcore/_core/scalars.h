@@ -395,6 +395,14 @@ static inline int sc_lowest_bit(uint64_t word) {
 #define SC_PREFETCH_WRITE(address) ((void)(address))
 #endif
 
+/* Return a number that no other thread gets: what the counter was before one was added. */
+#if defined(__GNUC__) || defined(__clang__)
+#define SC_TAKE_NUMBER(counter) __atomic_fetch_add((counter), 1, __ATOMIC_RELAXED)
+#else
+#include <intrin.h>
+#define SC_TAKE_NUMBER(counter) _InterlockedExchangeAdd64((volatile long long *)(counter), 1)
+#endif
+
 /* What was read from memory that another thread may write to is not read from there again: the
    compiler may otherwise look at the source of a copy where the copy is asked for. */
 #if defined(__GNUC__) || defined(__clang__)

@@ -2,9 +2,16 @@
 
 A step works on hundreds of tables, most of them so small that to call a kernel for one takes as
 long as its work, and that threads cannot share it. So their work is added to one object, in plain
-memory, which is cut into shares; each is done by one call, from any thread. What the work is, a
-class says that is made of `Shares`.
+memory, which is cut into shares. Every thread makes one call, which does shares until none is left:
+so a thread that begins late, or has work that takes longer than was thought, holds up no other. What the
+work is, a class says that is made of `Shares`.
 """
+
+cdef extern from "scalars.h" nogil:
+    int64_t take_number "SC_TAKE_NUMBER"(int64_t* counter)
+
+cdef enum:
+    ALL = 1 << 30       # shares, at most
 
 cdef struct Part:               # the work on one table, in segments that follow one another
     const int64_t* splits       # segment s is of splits[s + 1] - splits[s] values
@@ -23,6 +30,7 @@ cdef class Shares:
     cdef Py_ssize_t count
     cdef Border* borders        # where each share begins, and the last one ends
     cdef Py_ssize_t shares
+    cdef int64_t begun          # shares that some thread has taken, or more
     cdef list held              # what keeps the memory of the parts
 
     def __cinit__(self):
@@ -63,12 +71,13 @@ cdef class Shares:
             if at < self.count and not self.parts[at].whole:
                 self.borders[share].segment = segment_at(&self.parts[at], wanted - before)
         self.borders[self.shares] = Border(self.count, 0)
+        self.begun = 0
         return self.shares
 
-    cdef int check(self, Py_ssize_t share) except -1:
-        if not 0 <= share < self.shares:
-            raise ValueError(f"share must be one of the {self.shares} that were cut, got {share}")
-        return 0
+    cdef Py_ssize_t next_share(self) noexcept nogil:
+        """Return a share that no thread has begun, or one behind the last."""
+        cdef int64_t share = take_number(&self.begun)
+        return share if share < self.shares else self.shares
 
     cdef Py_ssize_t part_after(self, Py_ssize_t share) noexcept nogil:
         """Return the first part of which a share has nothing, nor of those behind it."""

@@ -51,7 +51,7 @@ cdef class UpdateRule:
 
 
 cdef class Updates(Shares):
-    """Updates of tables: added one by one, cut into shares, made share by share.
+    """Updates of tables: added one by one, cut into shares, made by any number of threads.
 
     Attributes
     ----------
@@ -106,17 +106,23 @@ cdef class Updates(Shares):
                      gradients__gd, long__h, sums__hd))
         self.scratch = max(self.scratch, scratch_of(&target))
 
-    def make(self, Py_ssize_t share, uint8_t[::1] scratch):
-        """Make one of the shares. O(n·d)."""
-        cdef Py_ssize_t at
-        self.check(share)
+    def make(self, uint8_t[::1] scratch, Py_ssize_t most=ALL):
+        """Make shares that no thread has begun, at most so many. O(n·d)."""
+        cdef Py_ssize_t share, at
         if scratch.shape[0] < self.scratch:
             raise ValueError(f"scratch must have {self.scratch} bytes, got {scratch.shape[0]}")
+        if self.count == 0:
+            return
         with nogil:
-            for at in range(self.borders[share].part, self.part_after(share)):
-                if self.first_of(share, at) < self.last_of(share, at):
-                    update_target(&self.targets[at], self.first_of(share, at),
-                                  self.last_of(share, at), &scratch[0])
+            while most > 0:
+                share = self.next_share()
+                if share == self.shares:
+                    break
+                for at in range(self.borders[share].part, self.part_after(share)):
+                    if self.first_of(share, at) < self.last_of(share, at):
+                        update_target(&self.targets[at], self.first_of(share, at),
+                                      self.last_of(share, at), &scratch[0])
+                most -= 1
 
 
 cdef inline Py_ssize_t scratch_of(const Target* target) noexcept nogil:

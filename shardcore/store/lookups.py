@@ -45,11 +45,11 @@ def look_up(requests: Sequence[Request]) -> bool:
     lookups = _kernel.Lookups()
     for rows, *bags in requests:
         lookups.add(rows.found, *bags)
-    shares = lookups.cut(threads.get_num_threads(), threads.PIECE)
-    right = [False] * shares
+    count = threads.cut(lookups, threads.PIECE)
+    right = [True] * count
 
-    def make(share: int) -> None:
-        right[share] = lookups.make(share, INTO_FIRST)
+    def make(number: int) -> None:
+        right[number] = lookups.make(INTO_FIRST)
 
-    threads.run(shares, make)
+    threads.run(count, make)
     return all(right)

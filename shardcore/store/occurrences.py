@@ -45,6 +45,9 @@ _MOST_BUCKETS: Final = 9
 _PART: Final = 1 << 16
 """Least occurrences that are handed to another thread."""
 
+_SHARE: Final = 1 << 13
+"""Least occurrences of tables of few rows that a thread takes at a time."""
+
 _COST: Final = 8
 """Elements that a pair to sort counts as, where work is shared out among threads."""
 
@@ -188,13 +191,11 @@ def sort_bags_of_tables(
     count = sorts.ids
     rows, run_splits = pool.empty(count, _INT64), pool.empty(count + len(tables), _INT64)
     sources = pool.empty(count, _INT32)
-    shares = sorts.cut(threads.get_num_threads(), _PART)
 
-    def make(share: int) -> None:
-        counters = np.empty(sorts.counters, np.uint32)
-        sorts.make(share, counters, rows, run_splits, sources)
+    def make(number: int) -> None:
+        sorts.make(np.empty(sorts.counters, np.uint32), rows, run_splits, sources)
 
-    threads.run(shares, make)
+    threads.run(threads.cut(sorts, _SHARE), make)
     occurrences, first = [], 0
     for number, ((ids, _, _), found) in enumerate(zip(tables, sorts.found(), strict=True)):
         last, split = first + ids.size, first + number

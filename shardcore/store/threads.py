@@ -21,13 +21,24 @@ from shardcore.errors import ShardcoreValueError
 from shardcore.store.work import run_tasks
 from shardcore.validation.shapes import as_count
 
-__all__ = ["cores_of_process", "get_num_threads", "ranges", "run", "set_num_threads"]
+__all__ = [
+    "cores_of_process",
+    "cut",
+    "get_num_threads",
+    "ranges",
+    "run",
+    "set_num_threads",
+]
 
 _VARIABLE = "SHARDCORE_NUM_THREADS"
 MAX_THREADS = 1024
 PIECE = 1 << 18
 """Least elements that are handed to another thread: some 50 µs of work, several hand-overs."""
 
+
+_SHARES = 8
+"""Shares of a thread: with fewer, one waits longer for another, with more, rows are asked for late
+more often."""
 
 _num_threads: int | None = None
 
@@ -130,6 +141,23 @@ def run(count: int, task: Callable[[int], None]) -> None:
         return
     for number in range(count):
         task(number)
+
+
+def cut(work: Any, least: int) -> int:
+    """Cut the work on many tables into shares, and return how many threads are to do them.
+
+    Each of these calls its `make`, which does shares until none is left.
+
+    Parameters
+    ----------
+    work : compiled object
+        As in ``_core/shares.pxi``.
+    least : int
+        Elements of a share, at least.
+    """
+    threads = get_num_threads()
+    shares: int = work.cut(threads * _SHARES if threads > 1 else 1, least)
+    return min(shares, threads)
 
 
 def ranges(splits: np.ndarray[Any, np.dtype[np.int64]], cost: int) -> list[tuple[int, int]]:

@@ -207,9 +207,9 @@ def stage_updates(targets: Sequence[StoredRows], updates: Sequence[RowUpdate]) -
             step_seed(update.seed, update.step) if stochastic else 0,
             *_summed_first(update),
         )
-    shares = together.cut(threads.get_num_threads(), threads.PIECE)
-    scratch = [np.empty(together.scratch, np.uint8) for _ in range(shares)]
-    commits.append(lambda: threads.run(shares, lambda share: together.make(share, scratch[share])))
+    count = threads.cut(together, threads.PIECE)
+    scratch = [np.empty(together.scratch, np.uint8) for _ in range(count)]
+    commits.append(lambda: threads.run(count, lambda number: together.make(scratch[number])))
     return one_after_another(commits)
 
 

@@ -46,7 +46,7 @@ TABLES = st.lists(
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let threads share what would be too little for them."""
     monkeypatch.setattr(threads, "PIECE", 1)
-    monkeypatch.setattr(occurrences_module, "_PART", 1)
+    monkeypatch.setattr(occurrences_module, "_SHARE", 1)
 
 
 def bags(rng: np.random.Generator, rows: int, number: int) -> tuple[Any, Any]:
@@ -159,10 +159,10 @@ def test_a_table_that_is_sorted_whole_is_sorted_once() -> None:
     shares = sorts.cut(4, 1)
     assert shares == 4
     written = []
-    for share in range(shares):
+    for _ in range(shares):
         out = [np.full(sorts.ids + pad, -7, dtype) for pad, dtype in ((0, np.int64), (3, np.int64))]
         sources = np.full(sorts.ids, -7, np.int32)
-        sorts.make(share, np.empty(sorts.counters, np.uint32), *out, sources)
+        sorts.make(np.empty(sorts.counters, np.uint32), *out, sources, 1)
         written.append(sources != -7)
     assert (np.sum(written, axis=0) == 1).all()
 
@@ -215,8 +215,8 @@ def made(lengths: list[list[int]], most: int, least: int) -> list[list[int]]:
     shares = updates.cut(most, least)
     scratch = np.empty(updates.scratch, np.uint8)
     found, before = [], np.concatenate(tables)[:, 0].copy()
-    for share in range(shares):
-        updates.make(share, scratch)
+    for _ in range(shares):
+        updates.make(scratch, 1)
         now = np.concatenate(tables)[:, 0].copy()
         found.append(np.flatnonzero(now != before).tolist())
         before = now
@@ -244,18 +244,27 @@ def test_shares_are_no_smaller_than_they_may_be() -> None:
     assert update_module._kernel.Updates().cut(9, 1) == 0
 
 
+def test_no_share_is_made_twice() -> None:
+    updates, (rows,) = updates_of([[1, 1, 1]])
+    assert updates.cut(3, 1) == 3
+    scratch = np.empty(updates.scratch, np.uint8)
+    updates.make(scratch, 0)
+    assert not rows.any()
+    updates.make(scratch, 2)
+    assert rows[:, 0].tolist() == [-1, -1, 0]
+    for _ in range(2):
+        updates.make(scratch)
+        assert (rows == -1).all()
+
+
 def test_work_that_is_not_right_is_refused() -> None:
     """The faces see to it; a kernel that works on plain memory does not trust them with it."""
     updates, _ = updates_of([[1]])
-    assert updates.cut(2, 1) == 2
+    assert updates.cut(1, 1) == 1
     scratch = np.empty(updates.scratch, np.uint8)
-    for share in (-1, 2):
-        text = f"share must be one of the 2 that were cut, got {share}"
-        with pytest.raises(ValueError, match=f"^{text}$"):
-            updates.make(share, scratch)
     text = f"scratch must have {scratch.size} bytes, got {scratch.size - 1}"
     with pytest.raises(ValueError, match=f"^{text}$"):
-        updates.make(0, scratch[1:])
+        updates.make(scratch[1:])
 
 
 ROWS = np.arange(2)
@@ -413,7 +422,7 @@ def test_sorts_without_room_are_refused() -> None:
         ]
         text = "what is sorted needs room for all ids, and for one more of each table"
         with pytest.raises(ValueError, match=f"^{text}$"):
-            sorts.make(0, *arrays)
+            sorts.make(*arrays)
 
 
 def test_a_rule_is_asked_for_once_for_all_tables_of_an_optimizer(

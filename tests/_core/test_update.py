@@ -423,7 +423,7 @@ def test_scratch_is_as_large_as_the_kernel_says(slot_dtype: str, dim: int) -> No
     assert updates.scratch == 8 * pointers + 4 * values
     assert updates.cut(1, 1) == 1
     scratch = np.full(updates.scratch + 256, 77, np.uint8)
-    updates.make(0, scratch[: updates.scratch])
+    updates.make(scratch[: updates.scratch])
     assert (rows == 0.25).all()
     assert (scratch[updates.scratch :] == 77).all()
     if not converted:  # what is left of it is not used, or it would be too large
