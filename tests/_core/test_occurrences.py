@@ -168,10 +168,15 @@ def test_bags_without_ids_over_few_rows() -> None:
 
 def test_counters_of_few_rows_come_as_they_are() -> None:
     counters = np.full(64 + 2, 77, np.uint32)
-    unique, splits, sources = np.empty(3, np.int64), np.empty(4, np.int64), np.empty(3, np.int32)
+    # With room for all that is counted if they are taken for counts.
+    unique, splits, sources = (
+        np.empty(66, np.int64),
+        np.empty(67, np.int64),
+        np.empty(6000, np.int32),
+    )
     given = (np.array([7, 2, 7]), np.array([0, 2, 3]), 6, counters)
     assert _kernel.sort_few_rows["int64_t"](*given, unique, splits, sources) == 2
-    assert (unique[:2].tolist(), splits[:2].tolist(), sources.tolist()) == (
+    assert (unique[:2].tolist(), splits[:2].tolist(), sources[:3].tolist()) == (
         [2, 7],
         [0, 1],
         [0, 0, 1],

@@ -683,10 +683,15 @@ def test_a_missing_hyper_parameter_is_told_before_c_reads_past_the_end() -> None
     assert not rows.any()
 
 
+@pytest.mark.parametrize("sections", [1, 4])
 @pytest.mark.parametrize("accumulate_first", [True, False])
 @pytest.mark.parametrize("count", [1, 31, 32, 33, 127, 128, 129, 130, 131, 132, 255, 1000, 4099])
-def test_updates_of_many_rows_touch_each_once(count: int, accumulate_first: bool) -> None:
+def test_updates_of_many_rows_touch_each_once(
+    count: int, accumulate_first: bool, sections: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Around blocks of 32 rows, and around four of them, from which on they are interleaved."""
+    monkeypatch.setattr(update_module, "UPDATE_BLOCK", 32)
+    monkeypatch.setattr(update_module, "UPDATE_SECTIONS", sections)
     rng = np.random.default_rng(count)
     ids = rng.permutation(3 * count)[:count]
     twice = np.concatenate((ids, ids[: count // 2]))

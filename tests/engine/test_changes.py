@@ -77,8 +77,15 @@ def weight_dots(engine: sc.ShardedEmbedding) -> Any:
     return lambda: backend.weight_dots(TableUpdate(batch, (ONES["a"],), (1.0,), 1))
 
 
+def weighted(engine: sc.ShardedEmbedding) -> Any:
+    weights = np.ones(2, np.float32)
+    bags = FeatureBags(np.array([1, 4]), np.array([0, 1, 2]), weights)
+    return lambda: engine._backend.lookup([TableBatch("a", (bags,))])
+
+
 CALLS: dict[str, Callable[[sc.ShardedEmbedding], Callable[[], object]]] = {
     "lookup": lambda e: lambda: e(BATCH),
+    "weighted": weighted,
     "dots": weight_dots,
     "gather": lambda e: lambda: e.tables["a"][[1, 4, 2]],
     "read": lambda e: lambda: e.tables["a"][0:ROWS],
@@ -86,7 +93,7 @@ CALLS: dict[str, Callable[[sc.ShardedEmbedding], Callable[[], object]]] = {
     "scatter": lambda e: lambda: e.tables["a"].scatter_update([1, 4], np.ones((2, DIM))),
     "write": lambda e: lambda: e.tables["a"].assign(1.0),
 }
-READS = ("lookup", "dots", "gather", "read")
+READS = ("lookup", "weighted", "dots", "gather", "read")
 
 
 @pytest.mark.parametrize("backend", ["cpu", "sim"])
