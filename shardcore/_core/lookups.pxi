@@ -37,8 +37,9 @@ cdef class Lookups(Shares):
         bags = look_at(row_splits, INTEGERS, 8, 0, <const void**>&lookup.row_splits) - 1
         lookup.long_ids = ids__n.itemsize == 8
         count = look_at(ids__n, INTEGERS, 8 if lookup.long_ids else 4, 0, &lookup.ids)
-        if (look_at(weights__n, floats, size, 0, &lookup.weights) not in (0, count)
-                or look_at(divisors__b, floats, size, 0, &lookup.divisors) not in (0, bags)
+        if (look_at(weights__n, floats, size, 0, &lookup.weights) != (weights__n is not None) * count
+                or look_at(divisors__b, floats, size, 0,
+                           &lookup.divisors) != (divisors__b is not None) * bags
                 or look_at(out__bd, floats, size, dim, <const void**>&lookup.out) != bags):
             raise ValueError("a lookup must have a weight of each id, and a divisor and a row of out "
                              "of each bag")

@@ -11,7 +11,6 @@ COUNTERS: int
 NARROW_WORDS: int
 WIDE_WORDS: int
 
-sort_few_rows: _Fused  # (ids, row_splits, shift, counters, unique, run_splits, sources) -> rows
 count_buckets: _Fused  # (rows, shift, counts)
 deal: _Fused  # (rows, sources, shift, starts, pairs, wide)
 

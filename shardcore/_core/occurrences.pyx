@@ -44,30 +44,16 @@ def bags_of_ids(const int64_t[::1] row_splits, int32_t first, int32_t[::1] sourc
                 sources__n[i] = first + <int32_t>b
 
 
-def sort_few_rows(const index_t[::1] ids__n, const int64_t[::1] row_splits, int shift,
-                  uint32_t[::1] counters, int64_t[::1] unique__n, int64_t[::1] run_splits,
-                  int32_t[::1] sources__n):
-    """Sort the ids of a few thousand rows by row, each with its bag; return how many rows there are.
-
-    Ids, below 2**shift, are counted where they lie and never made pairs. `row_splits` (b + 1,) ends
-    at n; `shift` is 1 at least; `counters` are scratch, of a number for each of 2**shift rows and a
-    word of 64 bits for every 64 of them, begun or whole. Their distinct
-    rows go to `unique__n`, where each one's run starts to `run_splits`, and the bags to
-    `sources__n`. O(n + 2**shift / 64).
-    """
-    cdef Py_ssize_t n = ids__n.shape[0], found
-    if n == 0:
-        return 0
-    with nogil:
-        found = _sort_few(&ids__n[0], n, &row_splits[0], row_splits.shape[0] - 1, shift,
-                          &counters[0], &unique__n[0], &run_splits[0], &sources__n[0])
-    return found
-
-
 cdef Py_ssize_t _sort_few(const index_t* ids, Py_ssize_t n, const int64_t* row_splits,
                           Py_ssize_t bags, int shift, uint32_t* counts, int64_t* unique,
                           int64_t* run_splits, int32_t* sources) noexcept nogil:
-    """Sort ids as `sort_few_rows` does."""
+    """Sort the ids of a few thousand rows by row, each with its bag; return how many rows there are.
+
+    Ids, below 2**shift, are counted where they lie and never made pairs. `row_splits` (b + 1,) ends
+    at n; `shift` is 1 at least; `counts` are scratch, of a number for each of 2**shift rows and a
+    word of 64 bits for every 64 of them, begun or whole. Their distinct rows go to `unique`, where
+    each one's run starts to `run_splits`, and the bags to `sources`. O(n + 2**shift / 64).
+    """
     cdef Py_ssize_t rows = <Py_ssize_t>1 << shift, words_count = (rows + WORD_BITS - 1) // WORD_BITS
     cdef Py_ssize_t i, b, found
     cdef uint64_t* words = <uint64_t*>(counts + rows)   # aligned: of two counters and more
@@ -99,8 +85,8 @@ cdef struct FewRows:            # one feature's bags over a table of few rows
 cdef class Sorts(Shares):
     """Sorts of ids over tables of few rows: added one by one, cut into shares, made by any threads.
 
-    Each does as `sort_few_rows`. What is written lies one table behind the other, in
-    `unique__n` and `sources__n` (n,), and in `run_splits` (n + tables,).
+    What is written lies one table behind the other, in `unique__n` and `sources__n` (n,), and in
+    `run_splits` (n + tables,).
 
     Attributes
     ----------

@@ -3,8 +3,8 @@
 A step works on hundreds of tables, most of them so small that to call a kernel for one takes as
 long as its work, and that threads cannot share it. So their work is added to one object, in plain
 memory, which is cut into shares. Every thread makes one call, which does shares until none is left:
-so a thread that begins late, or has work that takes longer than was thought, holds up no other. What the
-work is, a class says that is made of `Shares`.
+so a thread that begins late, or has work that takes longer than was thought, holds up no other.
+What the work is, a class says that is derived from `Shares`.
 """
 
 cdef extern from "scalars.h" nogil:
@@ -25,6 +25,7 @@ cdef struct Border:             # where a share begins
 
 
 cdef class Shares:
+    """The parts of some work, and the shares that they are cut into."""
 
     cdef Part* parts
     cdef Py_ssize_t count

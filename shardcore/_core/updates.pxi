@@ -91,7 +91,8 @@ cdef class Updates(Shares):
         look_at(gradients__gd, floats, size, dim, &target.gradients)
         if (look_at(row_ids__u, INTEGERS, 8, 0, <const void**>&target.row_ids) != rows
                 or look_at(run_splits, INTEGERS, 8, 0, <const void**>&target.run_splits) != rows + 1
-                or look_at(gains__n, floats, size, 0, &target.gains) not in (0, occurrences)
+                or look_at(gains__n, floats, size, 0,
+                           &target.gains) != (gains__n is not None) * occurrences
                 or look_at(sums__hd, floats, size, dim, &target.long_sums) != target.long_count):
             raise ValueError("an update must have a row id and a run of each row, a gain of each "
                              "source, and a sum of each long run")

@@ -56,9 +56,6 @@ _FEW_IDS: Final = 1 << 16
 _ROWS_PER_ID: Final = 8
 """Of a table whose rows are counted each by itself: their counters stay in the cache."""
 
-_fused: Any = _kernel.sort_few_rows
-_sort_few_rows: Final = {_INT32: _fused["int32_t"], _INT64: _fused["int64_t"]}
-
 
 @dataclass(eq=False, slots=True)  # one for every table of a step: a frozen one is made more slowly
 class Occurrences:
@@ -157,15 +154,8 @@ def sort_bags(ids: Ints, row_splits: NDArray[np.int64], num_rows: int) -> Occurr
     >>> batch.rows, batch.run_splits, batch.sources
     (array([2, 7]), array([0, 1, 3]), array([0, 0, 1], dtype=int32))
     """
-    n, shift = ids.size, max(num_rows - 1, 1).bit_length()
-    counters = np.empty((1 << shift) + max(1 << shift >> 5, 2), np.uint32)
-    distinct, run_splits = np.empty(n, np.int64), np.empty(n + 1, np.int64)
-    ordered = np.empty(n, np.int32)
-    found = _sort_few_rows[ids.dtype](
-        ids, row_splits, shift, counters, distinct, run_splits, ordered
-    )
-    run_splits[found] = n
-    return Occurrences(distinct[:found], run_splits[: found + 1], ordered, None)
+    (found,) = sort_bags_of_tables([(ids, row_splits, num_rows)])
+    return found
 
 
 def sort_bags_of_tables(

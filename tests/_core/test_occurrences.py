@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from shardcore import reference
 from shardcore._core import occurrences as _kernel
 from shardcore.errors import ShardcoreValueError
-from shardcore.store import occurrences
 from shardcore.store.occurrences import has_few_rows, sort_bags, sort_occurrences
 
 
@@ -167,37 +166,24 @@ def test_bags_without_ids_over_few_rows() -> None:
 
 
 def test_counters_of_few_rows_come_as_they_are() -> None:
-    counters = np.full(64 + 2, 77, np.uint32)
+    sorts = _kernel.Sorts()
+    sorts.add(np.array([7, 2, 7]), np.array([0, 2, 3]), 6)
+    assert sorts.cut(1, 1) == 1
+    counters = np.full(sorts.counters, 77, np.uint32)
     # With room for all that is counted if they are taken for counts.
-    unique, splits, sources = (
-        np.empty(66, np.int64),
-        np.empty(67, np.int64),
-        np.empty(6000, np.int32),
-    )
-    given = (np.array([7, 2, 7]), np.array([0, 2, 3]), 6, counters)
-    assert _kernel.sort_few_rows["int64_t"](*given, unique, splits, sources) == 2
-    assert (unique[:2].tolist(), splits[:2].tolist(), sources[:3].tolist()) == (
-        [2, 7],
-        [0, 1],
-        [0, 0, 1],
-    )
+    rows, splits, sources = (np.empty(6000, dtype) for dtype in (np.int64, np.int64, np.int32))
+    sorts.make(counters, rows, splits, sources)
+    assert sorts.found() == [2]
+    found = rows[:2].tolist(), splits[:3].tolist(), sources[:3].tolist()
+    assert found == ([2, 7], [0, 1, 3], [0, 0, 1])
 
 
-@pytest.mark.parametrize("num_rows", [1, 2, 3, 63, 64, 65, 5000])
-def test_there_is_a_word_for_few_rows(num_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As much scratch as the kernel says, whatever it does with it."""
-    sizes = []
-
-    def kernel(ids: Any, row_splits: Any, shift: int, counters: Any, *found: Any) -> int:
-        sizes.append((shift, counters.size))
-        return 0
-
-    monkeypatch.setitem(occurrences._sort_few_rows, np.dtype(np.int64), kernel)
-    sort_bags(np.zeros(1, np.int64), np.array([0, 1]), num_rows)
-    ((shift, size),) = sizes
-    assert shift >= 1
-    assert 2**shift >= num_rows
-    assert size == 2**shift + 2 * -(-(2**shift) // 64)
+@pytest.mark.parametrize("shift", [1, 2, 5, 6, 7, 13])
+def test_there_is_a_word_for_few_rows(shift: int) -> None:
+    """As much scratch as the kernel uses: a number for each row, and two for every 64, begun."""
+    sorts = _kernel.Sorts()
+    sorts.add(np.zeros(1, np.int64), np.array([0, 1]), shift)
+    assert sorts.counters == 2**shift + 2 * -(-(2**shift) // 64)
 
 
 def test_few_rows_are_those_whose_counters_stay_in_the_cache() -> None:

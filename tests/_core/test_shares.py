@@ -300,6 +300,7 @@ def test_an_update_of_other_dtypes_is_refused(wrong: dict[str, Any]) -> None:
         {"row_ids": ROWS[:1]},
         {"run_splits": SPLITS[:2]},
         {"gains": np.ones(1, np.float32)},
+        {"gains": np.ones(0, np.float32)},
         {"sums": ONES},
         {"long": np.zeros(1, np.int64)},
     ],
@@ -351,6 +352,16 @@ def add_update(**other: Any) -> None:
         ),
         (
             {"divisors": np.ones(3, np.float32)},
+            ValueError,
+            "a lookup must have a weight of each id, and a divisor and a row of out of each bag",
+        ),
+        (
+            {"weights": np.ones(0, np.float32)},
+            ValueError,
+            "a lookup must have a weight of each id, and a divisor and a row of out of each bag",
+        ),
+        (
+            {"divisors": np.ones(0, np.float32)},
             ValueError,
             "a lookup must have a weight of each id, and a divisor and a row of out of each bag",
         ),
