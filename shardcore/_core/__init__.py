@@ -5,7 +5,8 @@
     lengths, row_splits ──offsets──▶ row_splits, row ids
     slice over shards ────slices───▶ (shard, local slice) pieces
     ids ──────────────────partition▶ ids grouped by shard, and the way back
-    rows, ids, row_splits ──rows───▶ activations; gradients of rows and weights; scatters; updates
+    rows, ids, row_splits ──rows───▶ activations; gradients of rows and weights; scatters; updates;
+                                     of many tables: lookups.pxi and updates.pxi, by shares.pxi
     rows, bags as given ──few_bags▶ activations of a few, by one call
     bags as given ────────taken_bags▶ ids, row_splits: copies that are checked
     rows, row_splits ─────bag_max──▶ greatest values of bags; gradients of the rows that have them
@@ -25,6 +26,8 @@ Rules, so that every kernel is safe from any thread and after any fork:
   Python heap. Scratch memory is given too.
 * The computing part is ``noexcept nogil``. A kernel reports (-1, or the first offending position),
   the Python face in `shardcore.ids`, `shardcore.sharding` or `shardcore.store` raises.
+* Work on many tables is added to an object (``shares.pxi``), with plain memory of its own. That one
+  raises itself, at arrays that it could not read.
 * No threads, no OpenMP, no global state, no NumPy headers; no kernel does anything at import.
 * A body is written once, over the fused types of ``types.pxd``. ``rows.pxi`` and ``few_bags.pxi``
   are compiled once per instruction set, without floating contraction, so that all of them agree to

@@ -15,9 +15,11 @@
     asked_rows        which rows askers name of owners          (face of _core/routing.pyx)
     sorted_triples    a batch by worker, holder and row         (face of _core/triples.pyx)
     row_update        what a batch does to rows, in one record
-    update            sum gradients per row, call the optimizer (face of _core/rows.pxi)
+    stored_rows       where kernels for many tables find rows   (face of _core/stored_rows.pxi)
+    lookups           combine rows of many tables               (face of _core/lookups.pxi)
+    update            sum gradients per row, call the optimizer (face of _core/updates.pxi)
     scatter           apply values to rows in place             (face of _core/rows.pxi)
-    table             a table's rows and slots, with the operations above and one lock
+    table             a table's rows and slots, with the operations above and one lock; many tables
 
 The faces check what they are given and choose the compiled body; the kernels only compute.
 A store knows nothing of hosts or messages.
