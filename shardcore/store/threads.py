@@ -35,7 +35,6 @@ MAX_THREADS = 1024
 PIECE = 1 << 18
 """Least elements that are handed to another thread: some 50 µs of work, several hand-overs."""
 
-
 _SHARES = 8
 """Shares of a thread: with fewer, one waits longer for another, with more, rows are asked for late
 more often."""
@@ -154,6 +153,11 @@ def cut(work: Any, least: int) -> int:
         As in ``_core/shares.pxi``.
     least : int
         Elements of a share, at least.
+
+    Returns
+    -------
+    int, in [0, `get_num_threads()`]
+        0 where there is nothing to do.
     """
     threads = get_num_threads()
     shares: int = work.cut(threads * _SHARES if threads > 1 else 1, least)
