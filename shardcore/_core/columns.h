@@ -30,16 +30,20 @@
 #define SC_LINE 64
 
 /* Occurrences between asking for a row and using it: from memory, for the second-level cache, far ahead;
-   from there, for the first, near. Or from memory for the first at once, as far ahead as has room there.
-   `ask` of a sum has a bit for each, and one for rows that do not begin where cache lines do, which end in
-   one line more. */
+   from there, for the first, near. Or from memory for the first at once, as far ahead as has room there, or
+   half as far: of few rows the second cache may have most. `ask` of a sum has a bit for each, and one for
+   rows that do not begin where cache lines do, which end in one line more. */
 #define SC_FAR 64
 #define SC_NEAR 16
-#define SC_FIRST(row_bytes) ((row_bytes) <= 512 ? 64 : (row_bytes) <= 1024 ? 32 : 16)
+#define SC_FIRST(ask, row_bytes)                                                                   \
+    (((row_bytes) <= 512 ? 64 : (row_bytes) <= 1024 ? 32 : 16) >> ((ask) & SC_ASK_SOON ? 1 : 0))
+#define SC_AHEAD(ask, row_bytes)                                                                   \
+    ((ask) & SC_ASK_FIRST ? SC_FIRST(ask, row_bytes) : (ask) & SC_ASK_FAR ? SC_FAR : SC_NEAR)
 #define SC_ASK_FAR 1
 #define SC_ASK_NEAR 2
 #define SC_ASK_FIRST 4
-#define SC_ASK_END 8
+#define SC_ASK_SOON 8
+#define SC_ASK_END 16
 
 #if defined(__clang__)
 #define SC_VECTORS(number, bytes) number __attribute__((vector_size(bytes), aligned(sizeof(number)), may_alias))

@@ -2,9 +2,10 @@
 
 What a small lookup costs is what is around its rows: calls, views, arrays in between. A `FewBags`
 knows a table; what a call needs of it is read once. The call takes ids and row splits as they are
-given. They are the caller's, and another thread may write to them: they are copied to the stack,
-and the copies are checked and used. What is not plain, or too much, or breaks a rule, is left to
-others, who say so; what is too much, to a function that the caller names.
+given. They are the caller's, and another thread may write to them: row splits are copied to the
+stack, and the copies are checked and used; an id is read once, and checked before its row is read.
+What is not plain, or too much, or breaks a rule, is left to others, who say so; what is too much,
+to a function that the caller names.
 
 This body is included by one tiny module per instruction set. Rows are summed by the functions of
 ``columns.h``, as in ``rows.pxi``: the results are the same bits.
@@ -14,38 +15,15 @@ from libc.math cimport sqrt, sqrtf
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
 from shardcore._core.partition cimport Placement, Rule, addresses_of
-from types cimport BFLOAT, FLOAT64, HALF, float32_t, float64_t, value_t
+from types cimport BFLOAT, FLOAT64, HALF, float32_t, float64_t, index_t, value_t
 
 include "plain_arrays.pxi"
-
-cdef extern from "scalars.h" nogil:
-    void prefetch_read "SC_PREFETCH_READ"(const void* address)
-
-cdef extern from "columns.h" nogil:
-    enum:
-        FAR "SC_FAR"    # occurrences between asking for a row in memory and using it
-        ASK_FAR "SC_ASK_FAR"
-        ASK_FIRST "SC_ASK_FIRST"
-        ASK_END "SC_ASK_END"
-    const uint64_t ANY "UINT64_MAX"     # the limit of ids that are checked
-    bint sc_sum_floats_int64(
-        const void* table, Py_ssize_t stride, Py_ssize_t dim, const int64_t* ids, uint64_t limit,
-        Py_ssize_t lo, Py_ssize_t hi, Py_ssize_t last, int ask, const float* weights, float* out)
-    bint sc_sum_halves_int64(
-        const void* table, Py_ssize_t stride, Py_ssize_t dim, const int64_t* ids, uint64_t limit,
-        Py_ssize_t lo, Py_ssize_t hi, Py_ssize_t last, int ask, const float* weights, float* out)
-    bint sc_sum_bfloats_int64(
-        const void* table, Py_ssize_t stride, Py_ssize_t dim, const int64_t* ids, uint64_t limit,
-        Py_ssize_t lo, Py_ssize_t hi, Py_ssize_t last, int ask, const float* weights, float* out)
-    bint sc_sum_doubles_int64(
-        const void* table, Py_ssize_t stride, Py_ssize_t dim, const int64_t* ids, uint64_t limit,
-        Py_ssize_t lo, Py_ssize_t hi, Py_ssize_t last, int ask, const double* weights, double* out)
+include "row_sums.pxi"
 
 cdef enum:
     MOST = 2048         # ids, and bags, that the copies on the stack have room for
     MOST_NUMBERS = 1 << 19  # of the rows named: from then on a batch may be cut over threads
     SHORT = 1 << 13     # so few are summed before another thread would have the interpreter
-    LINE = 64
 
 cdef enum:
     SUM, MEAN, SQRTN
@@ -124,64 +102,66 @@ cdef class FewBags:
                 and holds(splits, INTEGERS, 8)
                 and holds(sums, b"d" if wide else b"f", 8 if wide else 4)):
             return False
-        if holds(ids, INTEGERS, 8):
-            copy_numbers(<const int64_t*>ids.buf, n, own__n)
-        elif holds(ids, INTEGERS, 4):
-            copy_numbers(<const int32_t*>ids.buf, n, own__n)
-        else:
-            return False
         copy_numbers(<const int64_t*>splits.buf, bags + 1, own_splits)
-        if not are_splits(own_splits, bags, n) or not self.find(own__n, n):
+        if not are_splits(own_splits, bags, n):
             return False
+        if holds(ids, INTEGERS, 8):
+            return self.combine_ids(<const int64_t*>ids.buf, n, own_splits, bags, divided, sums.buf)
+        if holds(ids, INTEGERS, 4):
+            return self.combine_ids(<const int32_t*>ids.buf, n, own_splits, bags, divided, sums.buf)
+        return False
+
+    cdef bint combine_ids(self, const index_t* ids__n, Py_ssize_t n, const int64_t* splits,
+                          Py_ssize_t bags, int divided, void* out) noexcept:
+        cdef bint right
         if n * self.dim <= SHORT:
-            self.sum_bags(own__n, n, own_splits, bags, divided, sums.buf)
-        else:
-            with nogil:
-                self.sum_bags(own__n, n, own_splits, bags, divided, sums.buf)
-        return True
+            return self.combine_rows(ids__n, n, splits, bags, divided, out)
+        with nogil:
+            right = self.combine_rows(ids__n, n, splits, bags, divided, out)
+        return right
 
-    cdef bint find(self, int64_t* own__n, Py_ssize_t n) noexcept nogil:
-        """Return whether all ids are in range; of shards, put addresses in their place."""
-        cdef Py_ssize_t i
-        cdef bint outside = False
-        if self.rule != NULL:
-            return addresses_of(self.rule, own__n, n, self.bases, self.stride, own__n) < 0
-        for i in range(n):
-            outside |= <uint64_t>own__n[i] >= <uint64_t>self.rows
-        return not outside
-
-    cdef void sum_bags(self, const int64_t* own__n, Py_ssize_t n, const int64_t* own_splits,
-                       Py_ssize_t bags, int divided, void* out__bd) noexcept nogil:
-        cdef const void* table = NULL
-        cdef Py_ssize_t stride = 1, size = self.stride, dim = self.dim, b, i, at, lo, hi
-        cdef float32_t* out = <float32_t*>out__bd
-        cdef float64_t* wide_out = <float64_t*>out__bd
-        cdef int ask = ASK_FIRST if self.into_first else ASK_FAR
+    cdef bint combine_rows(self, const index_t* ids__n, Py_ssize_t n, const int64_t* splits,
+                           Py_ssize_t bags, int divided, void* out) noexcept nogil:
+        """Combine rows of the one array, or of those that the placement finds."""
+        cdef int64_t addresses__n[MOST]
         if self.rule == NULL:
-            table, stride = <const void*><size_t>self.bases[0], self.stride
-        if (<size_t>table | <size_t>stride) % LINE:
-            ask |= ASK_END
-        for i in range(n if n < FAR else FAR):  # these the sums do not ask for
-            at = 0
-            while at < size:
-                prefetch_read(<const void*>(<size_t>table + <size_t>own__n[i] * <size_t>stride
-                                            + <size_t>at))
-                at += LINE
-        for b in range(bags):
-            lo, hi = own_splits[b], own_splits[b + 1]
-            if self.kind == FLOAT64:
-                sc_sum_doubles_int64(table, stride, dim, own__n, ANY, lo, hi, n, ask, NULL, wide_out)
-                divide(wide_out, dim, hi - lo, divided)
-                wide_out += dim
-                continue
-            if self.kind == HALF:
-                sc_sum_halves_int64(table, stride, dim, own__n, ANY, lo, hi, n, ask, NULL, out)
-            elif self.kind == BFLOAT:
-                sc_sum_bfloats_int64(table, stride, dim, own__n, ANY, lo, hi, n, ask, NULL, out)
-            else:
-                sc_sum_floats_int64(table, stride, dim, own__n, ANY, lo, hi, n, ask, NULL, out)
-            divide(out, dim, hi - lo, divided)
-            out += dim
+            return self.combine_kind(<const void*><size_t>self.bases[0], self.stride, ids__n,
+                                     <uint64_t>self.rows, n, splits, bags, divided, out)
+        if addresses_of(self.rule, ids__n, n, self.bases, self.stride, addresses__n) >= 0:
+            return False
+        return self.combine_kind(NULL, 1, <const int64_t*>addresses__n, ANY, n, splits, bags,
+                                 divided, out)
+
+    cdef bint combine_kind(self, const void* table, Py_ssize_t stride, const index_t* ids__n,
+                           uint64_t limit, Py_ssize_t n, const int64_t* splits, Py_ssize_t bags,
+                           int divided, void* out) noexcept nogil:
+        """Choose the body for the type of the rows."""
+        if self.kind == FLOAT64:
+            return combine(<const float64_t*>table, stride, self.dim, ids__n, limit, n, splits, bags,
+                           self.into_first, divided, <float64_t*>out)
+        if self.kind == HALF:
+            return combine(<const half_t*>table, stride, self.dim, ids__n, limit, n, splits, bags,
+                           self.into_first, divided, <float32_t*>out)
+        if self.kind == BFLOAT:
+            return combine(<const bfloat_t*>table, stride, self.dim, ids__n, limit, n, splits, bags,
+                           self.into_first, divided, <float32_t*>out)
+        return combine(<const float32_t*>table, stride, self.dim, ids__n, limit, n, splits, bags,
+                       self.into_first, divided, <float32_t*>out)
+
+
+cdef bint combine(const row_t* table, Py_ssize_t stride, Py_ssize_t dim, const index_t* ids__n,
+                  uint64_t limit, Py_ssize_t n, const int64_t* splits, Py_ssize_t bags,
+                  bint into_first, int divided, value_t* out__bd) noexcept nogil:
+    """Combine bags; return whether all ids are below `limit`, without which no row is read."""
+    cdef int ask = ASK_FIRST | ASK_SOON if into_first else ASK_FAR
+    cdef Py_ssize_t b
+    ask = begin_asking(table, stride, dim, ids__n, <Py_ssize_t>0, n, ask)
+    for b in range(bags):
+        if not sum_rows(table, stride, dim, ids__n, limit, splits[b], splits[b + 1], n, ask, NULL,
+                        out__bd + b * dim):
+            return False
+        divide(out__bd + b * dim, dim, splits[b + 1] - splits[b], divided)
+    return True
 
 
 cdef inline void divide(value_t* out__d, Py_ssize_t dim, Py_ssize_t count,

@@ -2,6 +2,8 @@
 
 from libc.stdint cimport int32_t, int64_t
 
+from types cimport index_t
+
 include "divisor.pxi"
 
 cdef enum Way:
@@ -31,6 +33,6 @@ cdef class Placement:
     cdef readonly Py_ssize_t reach
     cdef readonly int64_t size
 
-cdef Py_ssize_t addresses_of(const Rule* rule, const int64_t* ids__n, Py_ssize_t n,
+cdef Py_ssize_t addresses_of(const Rule* rule, const index_t* ids__n, Py_ssize_t n,
                              const int64_t* bases__s, int64_t stride,
                              int64_t* addresses__n) noexcept nogil

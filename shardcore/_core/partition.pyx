@@ -330,26 +330,42 @@ cdef inline Py_ssize_t group_by(Way way, const index_t* ids__n, Py_ssize_t n, Ru
     return -1
 
 
-cdef Py_ssize_t address_all(const index_t* ids__n, Py_ssize_t n, Rule rule, const int64_t* bases__s,
-                            int64_t stride, int64_t* addresses__n) noexcept nogil:
-    cdef int64_t shard__m[BLOCK]
-    cdef int64_t local__m[BLOCK]
-    cdef Py_ssize_t block, first, m, i, bad
+cdef inline Py_ssize_t address_by(Way way, const index_t* ids__n, Py_ssize_t n, Rule rule,
+                                  const int64_t* bases__s, int64_t stride,
+                                  int64_t* addresses__n) noexcept nogil:
+    cdef Py_ssize_t block, i, first, m, bad
+    cdef Spot spot
     for block in range((n + BLOCK - 1) // BLOCK):
         first, m = block * BLOCK, length_of(block, n)
-        bad = locate_all(ids__n + first, m, rule, shard__m, local__m)
+        copy_block(ids__n + first, m, addresses__n + first)
+        bad = outside(addresses__n + first, m, rule.rows)
         if bad >= 0:
-            addresses__n[first + bad] = local__m[bad]
             return first + bad
-        for i in range(m):
-            addresses__n[first + i] = bases__s[shard__m[i]] + local__m[i] * stride
+        for i in range(first, first + m):
+            spot = spot_of(way, addresses__n[i], rule)
+            addresses__n[i] = bases__s[spot.shard] + spot.local * stride
     return -1
 
 
-cdef Py_ssize_t addresses_of(const Rule* rule, const int64_t* ids__n, Py_ssize_t n,
+cdef Py_ssize_t address_all(const index_t* ids__n, Py_ssize_t n, Rule rule, const int64_t* bases__s,
+                            int64_t stride, int64_t* addresses__n) noexcept nogil:
+    if rule.way == BLOCKS:
+        return address_by(BLOCKS, ids__n, n, rule, bases__s, stride, addresses__n)
+    if rule.way == COMPARE:
+        return address_by(COMPARE, ids__n, n, rule, bases__s, stride, addresses__n)
+    if rule.way == SEARCH:
+        return address_by(SEARCH, ids__n, n, rule, bases__s, stride, addresses__n)
+    if rule.way == MOD:
+        return address_by(MOD, ids__n, n, rule, bases__s, stride, addresses__n)
+    if rule.way == MOD_RECIPROCAL:
+        return address_by(MOD_RECIPROCAL, ids__n, n, rule, bases__s, stride, addresses__n)
+    return address_by(MOD_DIVIDE, ids__n, n, rule, bases__s, stride, addresses__n)
+
+
+cdef Py_ssize_t addresses_of(const Rule* rule, const index_t* ids__n, Py_ssize_t n,
                              const int64_t* bases__s, int64_t stride,
                              int64_t* addresses__n) noexcept nogil:
-    """Do what `addresses` does; the addresses may take the place of the ids."""
+    """Do what `addresses` does."""
     return address_all(ids__n, n, rule[0], bases__s, stride, addresses__n)
 
 

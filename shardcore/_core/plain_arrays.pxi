@@ -46,7 +46,8 @@ cdef inline bint holds(const Py_buffer* view, const char* letters, Py_ssize_t si
     return False
 
 
-cdef inline void copy_numbers(const index_t* given__n, Py_ssize_t n, int64_t* own__n) noexcept:
+cdef inline void copy_numbers(const index_t* given__n, Py_ssize_t n,
+                              int64_t* own__n) noexcept nogil:
     cdef Py_ssize_t i
     if index_t is int64_t:
         memcpy(own__n, given__n, n * sizeof(int64_t))

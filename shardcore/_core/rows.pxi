@@ -6,8 +6,8 @@ no reordered sum, so every one of those modules computes the same bits.
 
 Axes: n occurrences, b bags, r rows of the table, u unique rows, d columns (dim).
 
-Sums over rows are those of ``columns.h``, which keeps their totals in vector registers. Rows are
-asked for `FAR` occurrences before they are used.
+Sums over rows are those of ``row_sums.pxi``. Other rows are asked for `FAR` occurrences before they
+are used.
 
 A table comes as its bytes, (r, row bytes), with its `kind`: the fused types of Cython cannot choose
 between views of two one-field structs, so each `def` makes that choice once, by hand.
@@ -24,12 +24,9 @@ from types cimport (
 
 include "counter.pxi"
 include "plain_arrays.pxi"
+include "row_sums.pxi"
 
 cdef extern from "scalars.h" nogil:
-    ctypedef struct half_t "sc_half":
-        uint16_t bits
-    ctypedef struct bfloat_t "sc_bfloat":
-        uint16_t bits
     float sc_from_half(half_t value)
     half_t sc_to_half(float value)
     half_t sc_double_to_half(double value)
@@ -43,41 +40,7 @@ cdef extern from "scalars.h" nogil:
     void sc_narrow_bfloats_stochastic(const float* source, int64_t count, uint64_t start,
                                       uint64_t step, bfloat_t* to)
 
-cdef extern from "columns.h" nogil:
-    enum:
-        FAR "SC_FAR"    # occurrences between asking for a row in memory and using it
-        ASK_FAR "SC_ASK_FAR"
-        ASK_NEAR "SC_ASK_NEAR"
-        ASK_FIRST "SC_ASK_FIRST"
-        ASK_END "SC_ASK_END"
-    const uint64_t ANY "UINT64_MAX"     # the limit of ids that are checked, and of addresses
-    bint sc_sum_floats_int64(
-        const void* table, Py_ssize_t stride, Py_ssize_t dim, const int64_t* ids, uint64_t limit,
-        Py_ssize_t lo, Py_ssize_t hi, Py_ssize_t last, int ask, const float* weights, float* out)
-    bint sc_sum_floats_int32(
-        const void* table, Py_ssize_t stride, Py_ssize_t dim, const int32_t* ids, uint64_t limit,
-        Py_ssize_t lo, Py_ssize_t hi, Py_ssize_t last, int ask, const float* weights, float* out)
-    bint sc_sum_halves_int64(
-        const void* table, Py_ssize_t stride, Py_ssize_t dim, const int64_t* ids, uint64_t limit,
-        Py_ssize_t lo, Py_ssize_t hi, Py_ssize_t last, int ask, const float* weights, float* out)
-    bint sc_sum_halves_int32(
-        const void* table, Py_ssize_t stride, Py_ssize_t dim, const int32_t* ids, uint64_t limit,
-        Py_ssize_t lo, Py_ssize_t hi, Py_ssize_t last, int ask, const float* weights, float* out)
-    bint sc_sum_bfloats_int64(
-        const void* table, Py_ssize_t stride, Py_ssize_t dim, const int64_t* ids, uint64_t limit,
-        Py_ssize_t lo, Py_ssize_t hi, Py_ssize_t last, int ask, const float* weights, float* out)
-    bint sc_sum_bfloats_int32(
-        const void* table, Py_ssize_t stride, Py_ssize_t dim, const int32_t* ids, uint64_t limit,
-        Py_ssize_t lo, Py_ssize_t hi, Py_ssize_t last, int ask, const float* weights, float* out)
-    bint sc_sum_doubles_int64(
-        const void* table, Py_ssize_t stride, Py_ssize_t dim, const int64_t* ids, uint64_t limit,
-        Py_ssize_t lo, Py_ssize_t hi, Py_ssize_t last, int ask, const double* weights, double* out)
-    bint sc_sum_doubles_int32(
-        const void* table, Py_ssize_t stride, Py_ssize_t dim, const int32_t* ids, uint64_t limit,
-        Py_ssize_t lo, Py_ssize_t hi, Py_ssize_t last, int ask, const double* weights, double* out)
-
 cdef extern from "scalars.h" nogil:
-    void prefetch_read "SC_PREFETCH_READ"(const void* address)
     void prefetch_write "SC_PREFETCH_WRITE"(const void* address)
 
 cdef enum:
@@ -90,7 +53,6 @@ cdef enum:
     STRETCH = 256
     SEEN_BITS = 15
     SEEN_WORDS = 1 << (SEEN_BITS - 6)   # of 64 bits
-    LINE = 64           # bytes in a cache line
     RUN_BLOCK = 4096    # occurrences of one row that are summed in one go
     LANES = 8           # partial sums of a dot product
     UPDATE_ROWS = 32    # most rows handed to an optimizer's function at a time, see `update_room`
@@ -98,12 +60,6 @@ cdef enum:
     TILE = 1 << 19      # bytes of gradients that stay in the cache while long runs are summed
     TOGETHER = 512      # long runs whose sums stay there beside them
     SKIPPED = 32        # runs that are passed at once where they are too short together to hold one
-
-ctypedef fused row_t:           # what a table can hold
-    float32_t
-    float64_t
-    half_t
-    bfloat_t
 
 ctypedef fused scatter_t:       # what a scatter can work on
     float32_t
@@ -174,13 +130,6 @@ cdef inline void narrow_stochastic(const value_t* values, Py_ssize_t count, uint
 
 # --- prefetch ----------------------------------------------------------------------------------
 
-cdef inline void ask_for_row(const void* row, Py_ssize_t size) noexcept nogil:
-    cdef Py_ssize_t at = 0
-    while at < size:
-        prefetch_read(<const char*>row + at)
-        at += LINE
-
-
 cdef inline void ask_for_update(const void* row, Py_ssize_t size) noexcept nogil:
     cdef Py_ssize_t at = 0
     while at < size:
@@ -228,50 +177,6 @@ cdef bint come_back(const index_t* ids__n, Py_ssize_t n) noexcept nogil:
 
 
 # --- sums of rows ------------------------------------------------------------------------------
-
-cdef inline const row_t* row_at(const row_t* table, Py_ssize_t stride, index_t id) noexcept nogil:
-    """Return a row: bytes `stride` apart from `table` on; or, from NULL on, one byte apart, any row."""
-    return <const row_t*>(<size_t>table + <size_t>id * <size_t>stride)
-
-
-cdef inline bint sum_rows(const row_t* table, Py_ssize_t stride, Py_ssize_t dim,
-                          const index_t* ids__n, uint64_t limit, Py_ssize_t lo, Py_ssize_t hi,
-                          Py_ssize_t last, int ask, const value_t* weights__n,
-                          value_t* out) noexcept nogil:
-    """Write the (weighted) sum of rows ids__n[lo:hi], in that order, to out (dim,).
-
-    Return whether all ids are below `limit`; each is read once. Rows are asked for ahead, as `ask`
-    has it, up to position `last`.
-    """
-    if row_t is half_t and value_t is float32_t:
-        if index_t is int64_t:
-            return sc_sum_halves_int64(table, stride, dim, ids__n, limit, lo, hi, last, ask,
-                                       weights__n, out)
-        else:
-            return sc_sum_halves_int32(table, stride, dim, ids__n, limit, lo, hi, last, ask,
-                                       weights__n, out)
-    elif row_t is bfloat_t and value_t is float32_t:
-        if index_t is int64_t:
-            return sc_sum_bfloats_int64(table, stride, dim, ids__n, limit, lo, hi, last, ask,
-                                        weights__n, out)
-        else:
-            return sc_sum_bfloats_int32(table, stride, dim, ids__n, limit, lo, hi, last, ask,
-                                        weights__n, out)
-    elif row_t is float32_t and value_t is float32_t:
-        if index_t is int64_t:
-            return sc_sum_floats_int64(table, stride, dim, ids__n, limit, lo, hi, last, ask,
-                                       weights__n, out)
-        else:
-            return sc_sum_floats_int32(table, stride, dim, ids__n, limit, lo, hi, last, ask,
-                                       weights__n, out)
-    elif row_t is float64_t and value_t is float64_t:
-        if index_t is int64_t:
-            return sc_sum_doubles_int64(table, stride, dim, ids__n, limit, lo, hi, last, ask,
-                                        weights__n, out)
-        else:
-            return sc_sum_doubles_int32(table, stride, dim, ids__n, limit, lo, hi, last, ask,
-                                        weights__n, out)
-
 
 def segment_reduce(const uint8_t[:, ::1] table__rd, int kind, const index_t[::1] ids__n,
                    const int64_t[::1] row_splits, const value_t[::1] weights__n,
@@ -345,16 +250,13 @@ cdef bint _segment_reduce(const row_t* table, Py_ssize_t table_bytes, Py_ssize_t
                           const int64_t* row_splits, Py_ssize_t bags, const value_t* weights__n,
                           const value_t* divisors__b, value_t* out__bd,
                           bint into_first) noexcept nogil:
-    cdef Py_ssize_t b, c, i
+    cdef Py_ssize_t b, c
     cdef Py_ssize_t first = row_splits[0], last = row_splits[bags]
     cdef int ask = rows_to_ask_for(ids__n + first, last - first, dim * sizeof(row_t), table_bytes,
                                    into_first)
     cdef value_t divisor
     cdef value_t* out
-    if (<size_t>table | <size_t>stride) % LINE:
-        ask |= ASK_END
-    for i in range(first, first + FAR if first + FAR < last else last):
-        ask_for_row(row_at(table, stride, ids__n[i]), dim * sizeof(row_t))
+    ask = begin_asking(table, stride, dim, ids__n, first, last, ask)
     for b in range(bags):
         out = out__bd + b * dim
         if not sum_rows(table, stride, dim, ids__n, limit, row_splits[b], row_splits[b + 1], last,

@@ -42,7 +42,7 @@ SC_INLINE void NAME(sc_ask_)(const void *table, ptrdiff_t stride, ptrdiff_t dim,
         if (ask & SC_ASK_END)
             SC_PREFETCH_READ((const void *)(row + (size_t)size - 1));
     }
-    const ptrdiff_t near = ask & SC_ASK_FIRST ? SC_FIRST(size) : SC_NEAR;
+    const ptrdiff_t near = ask & SC_ASK_FIRST ? SC_FIRST(ask, size) : SC_NEAR;
     if ((ask & (SC_ASK_NEAR | SC_ASK_FIRST)) && at + near < last) {
         const size_t row = (size_t)NAME(sc_row_of_)(table, stride, ids[at + near]);
         SC_UNROLL_SOME for (ptrdiff_t byte = 0; byte < size; byte += SC_LINE)

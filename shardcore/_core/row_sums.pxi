@@ -1,0 +1,120 @@
+"""Sums of rows of every type, for ids of each of the two types: those of ``columns.h``, which keeps
+their totals in vector registers, under one name.
+"""
+
+from libc.stdint cimport int32_t, int64_t, uint16_t, uint64_t
+
+from types cimport float32_t, float64_t, index_t, value_t
+
+cdef extern from "scalars.h" nogil:
+    ctypedef struct half_t "sc_half":
+        uint16_t bits
+    ctypedef struct bfloat_t "sc_bfloat":
+        uint16_t bits
+    void prefetch_read "SC_PREFETCH_READ"(const void* address)
+
+cdef extern from "columns.h" nogil:
+    enum:
+        ASK_FAR "SC_ASK_FAR"
+        ASK_NEAR "SC_ASK_NEAR"
+        ASK_FIRST "SC_ASK_FIRST"
+        ASK_SOON "SC_ASK_SOON"
+        ASK_END "SC_ASK_END"
+        FAR "SC_FAR"
+    # occurrences between asking for a row and using it
+    Py_ssize_t rows_ahead "SC_AHEAD"(int ask, Py_ssize_t row_bytes)
+    const uint64_t ANY "UINT64_MAX"     # the limit of ids that are checked, and of addresses
+    bint sc_sum_floats_int64(
+        const void* table, Py_ssize_t stride, Py_ssize_t dim, const int64_t* ids, uint64_t limit,
+        Py_ssize_t lo, Py_ssize_t hi, Py_ssize_t last, int ask, const float* weights, float* out)
+    bint sc_sum_floats_int32(
+        const void* table, Py_ssize_t stride, Py_ssize_t dim, const int32_t* ids, uint64_t limit,
+        Py_ssize_t lo, Py_ssize_t hi, Py_ssize_t last, int ask, const float* weights, float* out)
+    bint sc_sum_halves_int64(
+        const void* table, Py_ssize_t stride, Py_ssize_t dim, const int64_t* ids, uint64_t limit,
+        Py_ssize_t lo, Py_ssize_t hi, Py_ssize_t last, int ask, const float* weights, float* out)
+    bint sc_sum_halves_int32(
+        const void* table, Py_ssize_t stride, Py_ssize_t dim, const int32_t* ids, uint64_t limit,
+        Py_ssize_t lo, Py_ssize_t hi, Py_ssize_t last, int ask, const float* weights, float* out)
+    bint sc_sum_bfloats_int64(
+        const void* table, Py_ssize_t stride, Py_ssize_t dim, const int64_t* ids, uint64_t limit,
+        Py_ssize_t lo, Py_ssize_t hi, Py_ssize_t last, int ask, const float* weights, float* out)
+    bint sc_sum_bfloats_int32(
+        const void* table, Py_ssize_t stride, Py_ssize_t dim, const int32_t* ids, uint64_t limit,
+        Py_ssize_t lo, Py_ssize_t hi, Py_ssize_t last, int ask, const float* weights, float* out)
+    bint sc_sum_doubles_int64(
+        const void* table, Py_ssize_t stride, Py_ssize_t dim, const int64_t* ids, uint64_t limit,
+        Py_ssize_t lo, Py_ssize_t hi, Py_ssize_t last, int ask, const double* weights, double* out)
+    bint sc_sum_doubles_int32(
+        const void* table, Py_ssize_t stride, Py_ssize_t dim, const int32_t* ids, uint64_t limit,
+        Py_ssize_t lo, Py_ssize_t hi, Py_ssize_t last, int ask, const double* weights, double* out)
+
+cdef enum:
+    LINE = 64           # bytes in a cache line
+
+ctypedef fused row_t:           # what a table can hold
+    float32_t
+    float64_t
+    half_t
+    bfloat_t
+
+
+cdef inline void ask_for_row(const void* row, Py_ssize_t size) noexcept nogil:
+    cdef Py_ssize_t at = 0
+    while at < size:
+        prefetch_read(<const char*>row + at)
+        at += LINE
+
+
+cdef inline const row_t* row_at(const row_t* table, Py_ssize_t stride, index_t id) noexcept nogil:
+    """Return a row: bytes `stride` apart from `table` on; or, from NULL on, one byte apart, any row."""
+    return <const row_t*>(<size_t>table + <size_t>id * <size_t>stride)
+
+
+cdef inline bint sum_rows(const row_t* table, Py_ssize_t stride, Py_ssize_t dim,
+                          const index_t* ids__n, uint64_t limit, Py_ssize_t lo, Py_ssize_t hi,
+                          Py_ssize_t last, int ask, const value_t* weights__n,
+                          value_t* out) noexcept nogil:
+    """Write the (weighted) sum of rows ids__n[lo:hi], in that order, to out (dim,).
+
+    Return whether all ids are below `limit`; each is read once. Rows are asked for ahead, as `ask`
+    has it, up to position `last`.
+    """
+    if row_t is half_t and value_t is float32_t:
+        if index_t is int64_t:
+            return sc_sum_halves_int64(table, stride, dim, ids__n, limit, lo, hi, last, ask,
+                                       weights__n, out)
+        else:
+            return sc_sum_halves_int32(table, stride, dim, ids__n, limit, lo, hi, last, ask,
+                                       weights__n, out)
+    elif row_t is bfloat_t and value_t is float32_t:
+        if index_t is int64_t:
+            return sc_sum_bfloats_int64(table, stride, dim, ids__n, limit, lo, hi, last, ask,
+                                        weights__n, out)
+        else:
+            return sc_sum_bfloats_int32(table, stride, dim, ids__n, limit, lo, hi, last, ask,
+                                        weights__n, out)
+    elif row_t is float32_t and value_t is float32_t:
+        if index_t is int64_t:
+            return sc_sum_floats_int64(table, stride, dim, ids__n, limit, lo, hi, last, ask,
+                                       weights__n, out)
+        else:
+            return sc_sum_floats_int32(table, stride, dim, ids__n, limit, lo, hi, last, ask,
+                                       weights__n, out)
+    elif row_t is float64_t and value_t is float64_t:
+        if index_t is int64_t:
+            return sc_sum_doubles_int64(table, stride, dim, ids__n, limit, lo, hi, last, ask,
+                                        weights__n, out)
+        else:
+            return sc_sum_doubles_int32(table, stride, dim, ids__n, limit, lo, hi, last, ask,
+                                        weights__n, out)
+
+
+cdef inline int begin_asking(const row_t* table, Py_ssize_t stride, Py_ssize_t dim,
+                             const index_t* ids__n, Py_ssize_t lo, Py_ssize_t hi,
+                             int ask) noexcept nogil:
+    """Ask for the first rows of ids__n[lo:hi], which no sum asks for; return `ask` for the others."""
+    cdef Py_ssize_t size = dim * sizeof(row_t), ahead = rows_ahead(ask, size), i
+    for i in range(lo, lo + ahead if lo + ahead < hi else hi):
+        ask_for_row(row_at(table, stride, ids__n[i]), size)
+    return ask | ASK_END if (<size_t>table | <size_t>stride) % LINE else ask
