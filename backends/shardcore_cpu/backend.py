@@ -130,12 +130,13 @@ class CpuBackend(Backend):
         table: str,
         ids: NDArray[Any],
         row_splits: NDArray[Any],
+        weights: NDArray[Any] | None,
         divided: int,
         out: NDArray[Any],
     ) -> bool:
         """Combine the rows of bags as given where they lie."""
         return self.specs[table].seen_as_stored and self._tables[table].lookup_given(
-            ids, row_splits, divided, out
+            ids, row_splits, weights, divided, out
         )
 
     def apply(self, updates: Sequence[TableUpdate]) -> None:

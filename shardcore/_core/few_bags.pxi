@@ -64,16 +64,19 @@ cdef class FewBags:
         self.kind, self.dim, self.rows, self.held = kind, dim, rows, held
         self.into_first, self.combine_many = into_first, combine_many
 
-    def combine(self, values, row_splits, int divided, out):
+    def combine(self, values, row_splits, weights, int divided, out):
         """Write the combined rows of each bag to `out`; return whether that was done.
 
-        `values` (n,) are ids of int32 or int64, `row_splits` (b + 1,) of int64, `out` (b, d) of the
-        working dtype, each C-contiguous; `divided` is of `DIVIDED`. False: one of them is of
-        another form, or breaks a rule; or n, b or n·d is too large, and nothing combines many.
-        `out` holds nothing of use then.
+        `values` (n,) are ids of int32 or int64, `row_splits` (b + 1,) of int64, `weights` (n,) and
+        `out` (b, d) of the working dtype, each C-contiguous, or `weights` None; `divided` is of
+        `DIVIDED`. False: one of them is of another form, or breaks a rule; or there are weights, or
+        n, b or n·d is too large, and nothing combines many. `out` holds nothing of use then.
         """
         cdef Py_buffer ids, splits, sums
         cdef bint done = False, many = False
+        if weights is not None:
+            return self.combine_many is not None and self.combine_many(
+                values, row_splits, weights, divided, out)
         if not exported(values, False, &ids):
             return False
         if exported(row_splits, False, &splits):
@@ -86,7 +89,7 @@ cdef class FewBags:
             PyBuffer_Release(&splits)
         PyBuffer_Release(&ids)
         if many and self.combine_many is not None:
-            return self.combine_many(values, row_splits, divided, out)
+            return self.combine_many(values, row_splits, None, divided, out)
         return done
 
     cdef bint combine_buffers(self, const Py_buffer* ids, const Py_buffer* splits, int divided,

@@ -26,6 +26,7 @@ class FewBags:
         self,
         values: NDArray[Any],
         row_splits: NDArray[Any],
+        weights: NDArray[Any] | None,
         divided: int,
         out: NDArray[Any],
     ) -> bool: ...

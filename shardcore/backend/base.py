@@ -360,6 +360,7 @@ class Backend(ABC):
         table: str,
         ids: NDArray[Any],
         row_splits: NDArray[Any],
+        weights: NDArray[Any] | None,
         divided: int,
         out: NDArray[Any],
     ) -> bool:
@@ -367,7 +368,7 @@ class Backend(ABC):
 
         For backends that keep rows in memory of this process, where an array of checked ids costs
         up to a third of the sums, and the calls around a small lookup more than its rows: they
-        check ids and row splits by the way, as `shardcore.store.StoreTable.lookup_given` does.
+        check what is given by the way, as `shardcore.store.StoreTable.lookup_given` does.
         Nothing is asked of the others.
 
         Parameters
@@ -375,6 +376,8 @@ class Backend(ABC):
         table : str
         ids, row_splits : ndarray
             As a caller gave them: of any dtype and shape, and not checked.
+        weights : ndarray or None
+            The same; None: ones. They must be finite, and so must what bags are divided by.
         divided : int
             The combiner, of `shardcore.store.DIVIDED`.
         out : ndarray of the working dtype, shape (bags, dim), C-contiguous

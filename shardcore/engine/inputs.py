@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from types import NoneType
 from typing import Any
 
+from numpy.typing import NDArray
+
 from shardcore.backend.messages import TableBatch
 from shardcore.engine.in_flight import Batch
 from shardcore.engine.tables import PlannedTable
@@ -17,6 +19,7 @@ from shardcore.features.prepare import (
     PlannedFeature,
     PreparedFeature,
     plain_bags,
+    plain_weights,
     plan_features,
     prepare_feature,
 )
@@ -83,22 +86,31 @@ class Inputs:
             return [given]
         return flatten_like(self._structure, given, what)
 
-    def plain(self, features: Any) -> list[PlainBags] | None:
-        """Return the bags of a batch without weights, unchecked, if rows are to be combined only.
+    def plain(
+        self, features: Any, weights: Any
+    ) -> list[tuple[PlainBags, NDArray[Any] | None]] | None:
+        """Return a batch's bags and weights, unchecked, if rows are to be combined only.
 
-        None: some feature is not of a plain form, or something else is to be done with it, or the
-        batch is of another size.
+        None: some feature or weights are not of a plain form, or something else is to be done with
+        them, or the batch is of another size.
         """
-        if not (self._single or self._is_plain(features, None)) or self._special:
+        if not (self._single or self._is_plain(features, weights)) or self._special:
             return None
+        leaves = self.leaves(features, "features")
+        weight_leaves = self.optional_leaves(weights, "weights")
         found = []
-        for leaf in self.leaves(features, "features"):
+        for leaf, weight_leaf in zip(leaves, weight_leaves, strict=True):
             bags = plain_bags(leaf)
             if bags is None:
                 return None
             if self.batch_size is not None and bags.batch_shape[0] != self.batch_size:
                 return None
-            found.append(bags)
+            factors = None
+            if weight_leaf is not None:
+                factors = plain_weights(weight_leaf, bags)
+                if factors is None:
+                    return None
+            found.append((bags, factors))
         return found
 
     def optional_leaves(self, given: Any, what: str) -> list[Any]:

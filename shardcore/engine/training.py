@@ -96,31 +96,32 @@ class Training:
 
     def _look_up_features(self, features: Any, weights: Any) -> Any:
         self._build()
-        if weights is None and self._takes_bags_as_given:
-            found = self._look_up_as_given(features)
+        if self._takes_bags_as_given:
+            found = self._look_up_as_given(features, weights)
             if found is not None:
                 return self._inputs.nested(found)
         batch = self._batch(features, weights, False, False)
         self._operations.settle()
         return self._inputs.nested(self._look_up(batch))
 
-    def _look_up_as_given(self, features: Any) -> list[NDArray[Any]] | None:
+    def _look_up_as_given(self, features: Any, weights: Any) -> list[NDArray[Any]] | None:
         """Return the activations of each feature, for which the backend read the caller's arrays.
 
         None: it did not, as one of them is not plain, or wrong, which the way of all others will
         find and say. Nothing else has been done then.
         """
-        given = self._inputs.plain(features)
+        given = self._inputs.plain(features, weights)
         if given is None:
             return None
         self._operations.settle()
         self.progress.check_updates(wait=False)
         activations, count = [], 0
-        for feature, bags in zip(self._inputs.features, given, strict=True):
+        for feature, (bags, factors) in zip(self._inputs.features, given, strict=True):
             spec, divided, ids = feature.spec, feature.divided, bags.ids
             assert divided is not None, "features of which more is asked are not plain"
             out = pool.empty((bags.row_splits.size - 1, spec.dim), feature.value)
-            if not self._backend.lookup_given(spec.name, ids, bags.row_splits, divided, out):
+            rest = bags.row_splits, factors, divided, out
+            if not self._backend.lookup_given(spec.name, ids, *rest):
                 return None
             count += ids.size
             shape = bags.batch_shape

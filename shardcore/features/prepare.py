@@ -31,7 +31,8 @@ from shardcore.store.taken_ids import take_ids_on_threads
 from shardcore.validation.integers import outside
 
 __all__ = ["FeatureInput", "PlainBags", "PlannedFeature", "PreparedFeature"]
-__all__ += ["activation_shape", "plain_bags", "plan_features", "prepare_feature"]
+__all__ += ["activation_shape", "plain_bags", "plain_weights", "plan_features"]
+__all__ += ["prepare_feature"]
 
 Ints = NDArray[np.int32] | NDArray[np.int64]
 
@@ -364,6 +365,32 @@ def plain_bags(leaf: Any) -> PlainBags | None:
     if bags <= _SHARED_BAGS:
         return PlainBags(ids, _even_splits(bags, width), batch_shape, shape)
     return PlainBags(ids, np.arange(bags + 1, dtype=np.int64) * width, batch_shape, shape)
+
+
+def plain_weights(leaf: Any, bags: PlainBags) -> NDArray[Any] | None:
+    """Return the weights of a leaf that is an array of one per id, or a `Ragged` like the ids.
+
+    None: it is anything else. What the array holds is not looked at.
+
+    Examples
+    --------
+    >>> bags = plain_bags((np.array([3, 1, 4]), np.array([0, 2, 3])))
+    >>> plain_weights(Ragged(np.array([0.5, 1.0, 2.0]), [0, 2, 3]), bags)
+    array([0.5, 1. , 2. ])
+    >>> plain_weights(Ragged(np.array([0.5, 1.0, 2.0]), [0, 1, 3]), bags) is None
+    True
+    """
+    if type(leaf) is Ragged:
+        if leaf.weights is not None or leaf._given_order is not None:
+            return None
+        if not np.array_equal(leaf.row_splits, bags.row_splits):
+            return None
+        leaf = leaf.values
+    if type(leaf) is not np.ndarray:
+        return None
+    if leaf.shape == bags.ids_shape:
+        leaf = leaf.reshape(-1)
+    return leaf if leaf.shape == bags.ids.shape else None
 
 
 @lru_cache(maxsize=16)

@@ -148,14 +148,14 @@ class PreparedLookup:
         given = self._given
         if (
             given is not None
-            and weights is None
+            and (weights is None or type(weights) is _NDARRAY)
             and out is None
             and type(values) is _NDARRAY
             and type(row_splits) is _NDARRAY
             and row_splits.size > 0
         ):
             result = _EMPTY((row_splits.size - 1, self._dim), self.dtype)
-            if given(values, row_splits, self._divided, result):
+            if given(values, row_splits, weights, self._divided, result):
                 return result if self._flat else result.reshape(len(result), *self.shape[1:])
             # Something is not plain, or wrong, which what follows will find and say.
         if row_splits is None:

@@ -17,6 +17,7 @@ from shardcore._core import offsets as _offsets
 from shardcore.dtypes import kind_of, working_dtype
 from shardcore.ids.own_arrays import is_plain
 from shardcore.sharding import Layout
+from shardcore.store.finite import all_finite
 from shardcore.store.instruction_set import INTO_FIRST, best_module
 from shardcore.store.segment_reduce import divisors, reduce_bags
 
@@ -26,11 +27,14 @@ _kernel: Any = best_module("shardcore._core.few_bags")
 _fused: Any = _offsets.take_splits
 _take_splits: Final = _fused["int64_t"]
 
-CombineGiven: TypeAlias = Callable[[NDArray[Any], NDArray[Any], int, NDArray[Any]], bool]
-"""``combine(ids, row_splits, divided, out)``: whether the rows of each bag were combined to `out`.
+CombineGiven: TypeAlias = Callable[
+    [NDArray[Any], NDArray[Any], NDArray[Any] | None, int, NDArray[Any]], bool
+]
+"""``combine(ids, row_splits, weights, divided, out)``: whether rows were combined to `out` by bag.
 
-`ids` and `row_splits` as they were given. False: they are not plain arrays of int32 or int64 and of
-int64, or break a rule, or are too many; `out` holds nothing of use then.
+`ids`, `row_splits` and `weights`, or None, as they were given. False: they are not plain arrays of
+int32 or int64, of int64 and of the working dtype, or break a rule, or are too many; `out` holds
+nothing of use then.
 """
 
 MOST_IDS: Final[int] = _kernel.MOST_IDS
@@ -59,9 +63,10 @@ def given_bags_of(arrays: Sequence[NDArray[Any]], layout: Layout | None) -> Comb
     >>> rows = np.array([[1, 2], [3, 4], [5, 6]], np.float32)
     >>> combine = given_bags_of([rows], Layout.div(3, 1))
     >>> out = np.empty((2, 2), np.float32)
-    >>> combine(np.array([0, 2, 1]), np.array([0, 2, 3]), DIVIDED["mean"], out), out.tolist()
+    >>> ids, row_splits = np.array([0, 2, 1]), np.array([0, 2, 3])
+    >>> combine(ids, row_splits, None, DIVIDED["mean"], out), out.tolist()
     (True, [[3.0, 4.0], [3.0, 4.0]])
-    >>> combine(np.array([0, 2, 3]), np.array([0, 2, 3]), DIVIDED["mean"], out)
+    >>> combine(ids + 1, row_splits, None, DIVIDED["mean"], out)
     False
     """
     first = arrays[0]
@@ -89,10 +94,11 @@ def _combine_many(
     rows: NDArray[Any],
     ids: NDArray[Any],
     row_splits: NDArray[Any],
+    weights: NDArray[Any] | None,
     divided: int,
     out: NDArray[Any],
 ) -> bool:
-    """Combine many bags of ids that are read where they lie, once, and checked as they are read."""
+    """Combine bags of ids that are read where they lie, once, and checked as they are read."""
     ids, row_splits = ids[...], row_splits[...]  # views whose shapes only we can change
     if not (ids.ndim == row_splits.ndim == 1 and is_plain(ids) and is_plain(row_splits)):
         return False
@@ -103,5 +109,15 @@ def _combine_many(
         return False
     if out.shape != (own_splits.size - 1, rows.shape[1]) or out.dtype != working_dtype(rows.dtype):
         return False
-    divisor = divisors(_COMBINERS[divided], own_splits, None, out.dtype)
-    return reduce_bags(rows, ids, own_splits, None, divisor, out)
+    if weights is not None:
+        weights = weights[...]
+        if not (weights.shape == ids.shape and _fit(weights, out.dtype) and all_finite(weights)):
+            return False
+    divisor = divisors(_COMBINERS[divided], own_splits, weights, out.dtype)
+    if weights is not None and divisor is not None and not all_finite(divisor):
+        return False  # finite weights whose sum is not
+    return reduce_bags(rows, ids, own_splits, weights, divisor, out)
+
+
+def _fit(weights: NDArray[Any], dtype: np.dtype[Any]) -> bool:
+    return weights.dtype == dtype and weights.flags.c_contiguous and weights.flags.aligned

@@ -150,19 +150,24 @@ class StoreTable:
     ) -> None:
         """Write what `lookup` returns to `out`, (bags, dim), C-contiguous."""
         plain = weights is None and divisors is None and ids.size <= MOST_IDS
-        if plain and self.lookup_given(ids, row_splits, _SUM, out):
+        if plain and self.lookup_given(ids, row_splits, None, _SUM, out):
             return
         self._lock.read(reduce_bags, self.rows, ids, row_splits, weights, divisors, out)
 
     def lookup_given(
-        self, ids: NDArray[Any], row_splits: NDArray[Any], divided: int, out: NDArray[Any]
+        self,
+        ids: NDArray[Any],
+        row_splits: NDArray[Any],
+        weights: NDArray[Any] | None,
+        divided: int,
+        out: NDArray[Any],
     ) -> bool:
         """Combine bags as given to `out`, if they are plain and right; return whether it was done.
 
         See `shardcore.store.few_bags.CombineGiven`.
         """
         given = self._given
-        return given is not None and self._lock.read(given, ids, row_splits, divided, out)
+        return given is not None and self._lock.read(given, ids, row_splits, weights, divided, out)
 
     def dots(
         self, ids: Ints, row_splits: NDArray[np.int64], gradients: NDArray[Any]

@@ -145,18 +145,24 @@ class Twins:
     def lookup_given(self, table: str, bags: FeatureBags, combiner: str) -> None:
         """Look bags up as given, where the backend does that, and compare; it refuses bad ones."""
         spec = self.model.specs[table]
-        divisor = divisors(combiner, bags.row_splits, None, working_dtype(spec.dtype))
-        whole = FeatureBags(bags.ids, bags.row_splits, None, divisor)
+        divisor = divisors(combiner, bags.row_splits, bags.weights, working_dtype(spec.dtype))
+        whole = FeatureBags(bags.ids, bags.row_splits, bags.weights, divisor)
         ((wanted,),) = self.model.lookup([TableBatch(table, (whole,))])
         out, look_up = np.full_like(wanted, 7), partial(self.backend.lookup_given, table)
         divided = DIVIDED[combiner]
-        if look_up(bags.ids, bags.row_splits, divided, out):
+        if look_up(bags.ids, bags.row_splits, bags.weights, divided, out):
             assert_agree(out, wanted, f"lookup_given of table {table!r}: out", self._tolerance)
         broken = bags.ids.copy()
         broken[-1] = spec.num_rows
         for ids, splits in ((broken, bags.row_splits), (bags.ids[1:], bags.row_splits)):
-            done = look_up(ids, splits, divided, out)
+            done = look_up(ids, splits, bags.weights, divided, out)
             assert not done, f"lookup_given of table {table!r} must refuse ids and row splits"
+        if bags.weights is not None:
+            infinite = bags.weights.copy()
+            infinite[-1] = np.inf
+            for weights in (infinite, bags.weights[1:]):
+                done = look_up(bags.ids, bags.row_splits, weights, divided, out)
+                assert not done, f"lookup_given of table {table!r} must refuse weights"
 
     def apply(self, *shares: tuple[Looked, Gradients], step: int) -> None:
         """Apply the gradients of all tables in one call, and compare all that is stored."""

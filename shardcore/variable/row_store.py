@@ -415,15 +415,25 @@ class BackendRowStore:
         return None if self._slot is not None or device else self._combine_given
 
     def _combine_given(
-        self, ids: NDArray[Any], row_splits: NDArray[Any], divided: int, out: NDArray[Any]
+        self,
+        ids: NDArray[Any],
+        row_splits: NDArray[Any],
+        weights: NDArray[Any] | None,
+        divided: int,
+        out: NDArray[Any],
     ) -> bool:
-        done: bool = self._calling(self._given, ids, row_splits, divided, out)
+        done: bool = self._calling(self._given, ids, row_splits, weights, divided, out)
         return done
 
     def _given(
-        self, ids: NDArray[Any], row_splits: NDArray[Any], divided: int, out: NDArray[Any]
+        self,
+        ids: NDArray[Any],
+        row_splits: NDArray[Any],
+        weights: NDArray[Any] | None,
+        divided: int,
+        out: NDArray[Any],
     ) -> bool:
-        return self._open().lookup_given(self._table, ids, row_splits, divided, out)
+        return self._open().lookup_given(self._table, ids, row_splits, weights, divided, out)
 
     def all_at_once(self, write: Callable[[BackendRowStore], None]) -> None:
         """Call ``write(store)``, which makes several writes, so that no interrupt splits them."""

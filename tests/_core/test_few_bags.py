@@ -71,7 +71,7 @@ def test_few_bags_equal_their_twin(
     out = with_borders[1:-1]
     combine = given_bags_of([frozen(shard) for shard in cut(rows, placed)], placed)
     assert combine is not None
-    assert combine(frozen(ids), frozen(splits), DIVIDED[combiner], out) is True
+    assert combine(frozen(ids), frozen(splits), None, DIVIDED[combiner], out) is True
     assert_same(out, wanted)
     assert (with_borders[[0, -1]] == 7).all()
 
@@ -87,13 +87,13 @@ def test_as_many_ids_as_there_is_room_for(assert_same: Callable[[Any, Any], None
             ids = rng.integers(0, 500, MOST_IDS)
             splits = np.linspace(0, MOST_IDS, bags + 1).astype(np.int64)
             out = np.empty((bags, 16), np.float32)
-            assert combine(ids, splits, DIVIDED["sum"], out)
+            assert combine(ids, splits, None, DIVIDED["sum"], out)
             assert_same(out, reference.segment_reduce(rows, ids, splits, None, None))
         for count, bags in ((MOST_IDS + 1, 1), (0, MOST_IDS + 1)):
             splits = np.zeros(bags + 1, np.int64)
             splits[-1] = count
             out = np.empty((bags, 16), np.float32)
-            done = combine(np.zeros(count, np.int64), splits, DIVIDED["sum"], out)
+            done = combine(np.zeros(count, np.int64), splits, None, DIVIDED["sum"], out)
             assert done is (shards == 1)
 
 
@@ -102,7 +102,7 @@ def test_batches_that_threads_may_share_are_left_to_them() -> None:
         combine = given_bags_of([np.zeros((1, dim), np.float32)] * 2, Layout.div(2, 2))
         assert combine is not None
         ids, splits = np.zeros(1 << 10, np.int64), np.array([0, 1 << 10])
-        assert combine(ids, splits, DIVIDED["sum"], np.empty((1, dim), np.float32)) is done
+        assert combine(ids, splits, None, DIVIDED["sum"], np.empty((1, dim), np.float32)) is done
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -132,13 +132,54 @@ def test_many_bags_equal_their_twin_on_any_number_of_threads(
         assert combine is not None
         for combiner, index in (("sum", np.int32), ("mean", np.int64), ("sqrtn", np.int32)):
             ids = rng.integers(0, 5000, splits[-1]).astype(index)
-            divisor = reference.divisors(combiner, splits, None, value)
-            wanted = reference.segment_reduce(rows, ids, splits, None, divisor)
-            with_borders = np.full((len(lengths) + 2, dim), 7, value)
-            out = with_borders[1:-1]
-            assert combine(frozen(ids), frozen(splits), DIVIDED[combiner], out) is True
-            assert_same(out, wanted)
-            assert (with_borders[[0, -1]] == 7).all()
+            for weights in (None, frozen(rng.standard_normal(ids.size).astype(value))):
+                divisor = reference.divisors(combiner, splits, weights, value)
+                wanted = reference.segment_reduce(rows, ids, splits, weights, divisor)
+                with_borders = np.full((len(lengths) + 2, dim), 7, value)
+                out = with_borders[1:-1]
+                done = combine(frozen(ids), frozen(splits), weights, DIVIDED[combiner], out)
+                assert done is True
+                assert_same(out, wanted)
+                assert (with_borders[[0, -1]] == 7).all()
+
+
+def test_weights_are_taken_for_any_number_of_bags_in_one_array(
+    frozen: Callable[[Any], Any], assert_same: Callable[[Any, Any], None]
+) -> None:
+    ids, splits = np.array([0, 5, 1, 1]), np.array([0, 2, 2, 4])
+    weights = np.array([0.5, -2, 3, 1], np.float32)
+    for combiner, divided in DIVIDED.items():
+        divisor = reference.divisors(combiner, splits, weights, np.float32)
+        wanted = reference.segment_reduce(ROWS, ids, splits, weights, divisor)
+        for shards, done in ((1, True), (2, False)):
+            layout, out = Layout.div(6, shards), np.zeros((3, 2), np.float32)
+            combine = given_bags_of(cut(ROWS, layout), layout)
+            assert combine is not None
+            assert combine(frozen(ids), frozen(splits), frozen(weights), divided, out) is done
+            assert_same(out, wanted if done else np.zeros_like(wanted))
+
+
+def test_weights_that_are_not_plain_or_not_finite_are_refused() -> None:
+    combine = given_bags_of([ROWS], None)
+    assert combine is not None
+    ids, splits, out = np.array([0, 5, 1]), np.array([0, 2, 3]), np.empty((2, 2), np.float32)
+    plain = np.ones(3, np.float32)
+    assert combine(ids, splits, plain, DIVIDED["mean"], out) is True
+    for at in range(3):
+        for value in (np.nan, np.inf, -np.inf):
+            broken = plain.copy()
+            broken[at] = value
+            assert combine(ids, splits, broken, DIVIDED["sum"], out) is False
+    unaligned = np.frombuffer(b"x" + plain.tobytes(), np.float32, offset=1)
+    for wrong in (plain[:2], plain.astype(float), plain.astype(">f4"), np.ones(6, np.float32)[::2]):
+        assert combine(ids, splits, wrong, DIVIDED["sum"], out) is False
+    for wrong in (unaligned, plain.reshape(1, 3)):
+        assert combine(ids, splits, wrong, DIVIDED["sum"], out) is False
+    # Finite weights of which the sum, or the sum of squares, is not.
+    sums = ("mean", 3e38, False), ("sqrtn", 2e19, False), ("sum", 3e38, True)
+    for combiner, large, done in sums:
+        weights = np.full(3, large, np.float32)
+        assert combine(ids, splits, weights, DIVIDED[combiner], out) is done
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -158,9 +199,9 @@ def test_many_bags_with_an_id_out_of_range_are_refused(
         for at in (0, 1, n // 2 - 1, n // 2, n - 1):
             for bad in (-1, 50, np.iinfo(index).min, np.iinfo(index).max):
                 ids = np.zeros(n, index)
-                assert combine(ids, splits, DIVIDED["sum"], out) is True
+                assert combine(ids, splits, None, DIVIDED["sum"], out) is True
                 ids[at] = bad
-                assert combine(ids, splits, DIVIDED["sum"], out) is False, (at, bad)
+                assert combine(ids, splits, None, DIVIDED["sum"], out) is False, (at, bad)
 
 
 def test_many_bags_that_are_not_plain_or_break_a_rule_are_refused() -> None:
@@ -168,7 +209,7 @@ def test_many_bags_that_are_not_plain_or_break_a_rule_are_refused() -> None:
     assert combine is not None
     n = 3 * MOST_IDS
     ids, splits, out = np.zeros(n, np.int64), np.arange(n + 1), np.empty((n, 2), np.float32)
-    assert combine(ids, splits, DIVIDED["sum"], out) is True
+    assert combine(ids, splits, None, DIVIDED["sum"], out) is True
     down, short, late = splits.copy(), splits.copy(), splits.copy()
     down[5] = 7
     short[-1], late[0] = n - 1, 1
@@ -180,7 +221,7 @@ def test_many_bags_that_are_not_plain_or_break_a_rule_are_refused() -> None:
         *((ids, one, out) for one in (down, short, late, splits[:-1], splits.astype(np.int32))),
         *((ids, splits, one) for one in (out[1:], out.astype(np.float64), out[:, :1])),
     ):
-        assert combine(*wrong[:2], DIVIDED["sum"], wrong[2]) is False
+        assert combine(*wrong[:2], None, DIVIDED["sum"], wrong[2]) is False
 
 
 IDS, SPLITS, OUT = np.array([0, 5, 1]), np.array([0, 2, 3]), np.zeros((2, 2), np.float32)
@@ -236,7 +277,7 @@ def test_what_is_not_plain_or_breaks_a_rule_is_left_to_others(
     layout = Layout.div(6, shards)
     combine = given_bags_of(cut(ROWS, layout), layout)
     assert combine is not None
-    assert combine(ids, splits, DIVIDED["sum"], out) is False
+    assert combine(ids, splits, None, DIVIDED["sum"], out) is False
     assert not out.any()
 
 
@@ -251,5 +292,5 @@ def test_rows_are_held_and_seen_as_they_are() -> None:
     rows[5] = 100
     del rows
     out = np.empty((1, 2), np.float32)
-    assert combine(np.array([5, 1]), np.array([0, 2]), DIVIDED["mean"], out)
+    assert combine(np.array([5, 1]), np.array([0, 2]), None, DIVIDED["mean"], out)
     assert out.tolist() == [[51.0, 51.5]]

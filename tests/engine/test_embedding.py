@@ -478,6 +478,50 @@ def test_features_of_which_more_is_asked_are_not_looked_up_as_given():
     assert sequence((np.array([1, 2, 3]), np.array([0, 2, 3]))).shape == (2, 2, 2)
 
 
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+def test_weights_of_plain_bags_are_those_of_bags_of_any_form(combiner):
+    rows = np.arange(10, dtype=np.float32).reshape(5, 2)
+    table = TableConfig(5, 2, initializer=rows, combiner=combiner, name="t")
+    e = sc.ShardedEmbedding(FeatureConfig(table))
+    ids, splits, narrow = np.array([1, 2, 4, 3]), np.array([0, 2, 2, 4]), np.float32
+    weights = np.array([0.5, -2.0, 3.0, 1.5])
+    bags, factors = [[1, 2], [], [4, 3]], [[0.5, -2.0], [], [3.0, 1.5]]
+    expected = combined(rows, bags, factors, combiner)
+    for own in (weights, weights.astype(narrow), np.repeat(weights, 2)[::2].astype(narrow)):
+        np.testing.assert_allclose(e((ids, splits), own), expected, rtol=1e-6)
+        np.testing.assert_allclose(e((ids, splits), sc.Ragged(own, splits)), expected, rtol=1e-6)
+    expected = combined(rows, [[1, 2], [4, 3]], [factors[0], factors[2]], combiner)
+    for own in (weights, weights.astype(narrow)):
+        for shape in ((4,), (2, 2)):
+            found = e(ids.reshape(2, 2), own.reshape(shape))
+            np.testing.assert_allclose(found, expected, rtol=1e-6)
+        # The order of ids in memory is not that of their bags.
+        turned = np.asfortranarray(ids.reshape(2, 2)), np.asfortranarray(own.reshape(2, 2))
+        np.testing.assert_allclose(e(*turned), expected, rtol=1e-6)
+        half_turned = ids.reshape(2, 2), np.asfortranarray(own.reshape(2, 2))
+        np.testing.assert_allclose(e(*half_turned), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (np.array([1, 2, np.inf, 4], np.float32), "must be finite, got inf at position 2"),
+        (np.array([np.nan, 2, 3, 4], np.float32), "must be finite, got nan at position 0"),
+        (np.ones(3, np.float32), r"must have a weight per id, shape \(4,\), got shape \(3,\)"),
+        (np.ones((1, 4), np.float32), r"a weight per id, shape \(4,\), got shape \(1, 4\)"),
+        (sc.Ragged(np.ones(4, np.float32), [0, 1, 2, 4]), "bag 0 has 2 ids and 1 weights"),
+        (sc.Ragged(np.ones(4, np.float32), [0, 4]), "the bags of the ids, 3, got 1"),
+        (np.full(4, 3e38, np.float32), "weights of bag 0 are too large: the divisor of"),
+    ],
+)
+def test_wrong_weights_of_plain_bags_are_refused(weights, message):
+    e = sc.ShardedEmbedding(FeatureConfig(TableConfig(5, 2, name="t", combiner="mean")))
+    given = np.array([1, 2, 4, 3]), np.array([0, 2, 2, 4])
+    with pytest.raises(sc.errors.ShardcoreValueError, match=message):
+        e(given, weights)
+    assert e.metrics()["lookups"] == 0
+
+
 def test_batches_of_another_size_are_refused_however_they_come():
     e = sc.ShardedEmbedding(FeatureConfig(TableConfig(5, 2, name="t")))
     e.build(batch_size=2)

@@ -119,7 +119,7 @@ def test_few_bags_are_combined_where_rows_are_seen_as_they_lie(
     owner.create_table(spec)
     ((expected,),) = owner.lookup([TableBatch("t", (bags,))])
     out = np.full_like(expected, 7)
-    done = owner.lookup_given("t", bags.ids, bags.row_splits, DIVIDED["mean"], out)
+    done = owner.lookup_given("t", bags.ids, bags.row_splits, None, DIVIDED["mean"], out)
     assert done is (backend == "cpu" and not quantized)
     np.testing.assert_array_equal(out, expected if done else 7)
 

@@ -237,7 +237,7 @@ def test_small_batches_stay_in_the_callers_thread_and_large_ones_do_not(monkeypa
     assert calls == []
     got = lookup(large, np.arange(2001) * 100)
     assert len(calls) == 1
-    ones = np.ones(large.size, np.float32)  # with weights, as they may be combined in the call
+    ones = np.ones(large.size)  # not of the rows' dtype: bags are not combined as given
     same(lookup(large, np.arange(2001) * 100, ones), got)
     assert len(calls) == 2
     monkeypatch.setattr(prepared_lookup, "_INLINE", large.size * 64)

@@ -146,7 +146,9 @@ class LookupTests(BackendFixtures):
         plain = twins.create(make_spec("t", 30, 6, self._need(dtype)))
         for combiner in ("sum", "mean", "sqrtn"):
             for bags in (20, 1500):
-                twins.lookup_given("t", make_bags(rng, plain, bags), combiner)
+                for weighted in (False, True):
+                    given = make_bags(rng, plain, bags, weighted=weighted)
+                    twins.lookup_given("t", given, combiner)
         if twins.backend.capabilities.quantization:
             buckets = QuantizationConfig(5, -0.75, 0.75)
             rounded = twins.create(make_spec("rounded", 30, 6, quantization=buckets))

@@ -81,7 +81,7 @@ class TestAddsToWhatIsThere(Suite):
 @found_by("test_lookup_of_bags_as_they_are_given", "lookup_given of table 't': out")
 class TestSumsGivenBagsForTheirMean(Suite):
     class Faulty(ModelBackend):
-        def lookup_given(self, table, ids, row_splits, divided, out):
+        def lookup_given(self, table, ids, row_splits, weights, divided, out):
             if row_splits[-1] != ids.size or ids.max() >= self.specs[table].num_rows:
                 return False
             ((out[...],),) = self.lookup([TableBatch(table, (FeatureBags(ids, row_splits),))])
@@ -94,7 +94,7 @@ class TestSumsGivenBagsForTheirMean(Suite):
 )
 class TestTakesGivenBagsUnchecked(Suite):
     class Faulty(ModelBackend):
-        def lookup_given(self, table, ids, row_splits, divided, out):
+        def lookup_given(self, table, ids, row_splits, weights, divided, out):
             if divided != DIVIDED["sum"]:
                 return False
             bags = FeatureBags(ids % self.specs[table].num_rows, row_splits)
