@@ -62,6 +62,19 @@
 #define SC_INLINE static inline
 #endif
 
+/* Ask for every line of a row: for the second-level cache, for the first, or to write to it. To compilers a function that
+   only asks has no effect, and they drop calls of it: the barrier is one. */
+#define SC_DEFINE_ASKING(NAME, PREFETCH)                                                           \
+    SC_INLINE void NAME(const void *row, ptrdiff_t size) {                                         \
+        const size_t end = (size_t)row + (size_t)size;                                             \
+        for (size_t at = (size_t)row & ~(size_t)(SC_LINE - 1); at < end; at += SC_LINE)            \
+            PREFETCH((const void *)at);                                                            \
+        SC_FORGET_SOURCES();                                                                       \
+    }
+SC_DEFINE_ASKING(sc_ask_for_row, SC_PREFETCH_READ)
+SC_DEFINE_ASKING(sc_ask_for_row_near, SC_PREFETCH_NEAR)
+SC_DEFINE_ASKING(sc_ask_for_update, SC_PREFETCH_WRITE)
+
 typedef SC_VECTORS(float, SC_VECTOR) sc_floats;
 typedef SC_VECTORS(float, 16) sc_few_floats;
 typedef SC_VECTORS(double, SC_VECTOR) sc_doubles;

@@ -21,6 +21,9 @@ cdef extern from "columns.h" nogil:
         ASK_SOON "SC_ASK_SOON"
         ASK_END "SC_ASK_END"
         FAR "SC_FAR"
+    void ask_for_row "sc_ask_for_row"(const void* row, Py_ssize_t size)
+    void ask_for_row_near "sc_ask_for_row_near"(const void* row, Py_ssize_t size)
+    void ask_for_update "sc_ask_for_update"(const void* row, Py_ssize_t size)
     # occurrences between asking for a row and using it
     Py_ssize_t rows_ahead "SC_AHEAD"(int ask, Py_ssize_t row_bytes)
     const uint64_t ANY "UINT64_MAX"     # the limit of ids that are checked, and of addresses
@@ -57,13 +60,6 @@ ctypedef fused row_t:           # what a table can hold
     float64_t
     half_t
     bfloat_t
-
-
-cdef inline void ask_for_row(const void* row, Py_ssize_t size) noexcept nogil:
-    cdef Py_ssize_t at = 0
-    while at < size:
-        prefetch_read(<const char*>row + at)
-        at += LINE
 
 
 cdef inline const row_t* row_at(const row_t* table, Py_ssize_t stride, index_t id) noexcept nogil:

@@ -40,9 +40,6 @@ cdef extern from "scalars.h" nogil:
     void sc_narrow_bfloats_stochastic(const float* source, int64_t count, uint64_t start,
                                       uint64_t step, bfloat_t* to)
 
-cdef extern from "scalars.h" nogil:
-    void prefetch_write "SC_PREFETCH_WRITE"(const void* address)
-
 cdef enum:
     WIDE = 64           # columns of a sum that goes on that are added at a time
     NARROW = 16
@@ -56,6 +53,7 @@ cdef enum:
     RUN_BLOCK = 4096    # occurrences of one row that are summed in one go
     LANES = 8           # partial sums of a dot product
     UPDATE_ROWS = 32    # most rows handed to an optimizer's function at a time, see `update_room`
+    FIRST_BYTES = 1 << 15   # of the first cache, for rows asked for ahead, their slots and gradients
     LONG_RUN = 64       # occurrences of one row from which on `sum_long_runs` has its gradient
     TILE = 1 << 19      # bytes of gradients that stay in the cache while long runs are summed
     TOGETHER = 512      # long runs whose sums stay there beside them
@@ -129,13 +127,6 @@ cdef inline void narrow_stochastic(const value_t* values, Py_ssize_t count, uint
 
 
 # --- prefetch ----------------------------------------------------------------------------------
-
-cdef inline void ask_for_update(const void* row, Py_ssize_t size) noexcept nogil:
-    cdef Py_ssize_t at = 0
-    while at < size:
-        prefetch_write(<const char*>row + at)
-        at += LINE
-
 
 cdef inline int rows_to_ask_for(const index_t* ids__n, Py_ssize_t n, Py_ssize_t row_bytes,
                                 Py_ssize_t table_bytes, bint into_first) noexcept nogil:

@@ -47,7 +47,10 @@ class UpdateRule:
         step: int,
         by_occurrence: bool,
         block: int,
+        block_bytes: int,
         sections: int,
+        ahead: int,
+        into_first: bool,
         held: object,
     ) -> None: ...
 

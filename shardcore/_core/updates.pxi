@@ -10,7 +10,10 @@ cdef struct Rule:               # how an optimizer updates rows in one step
     int64_t step
     bint by_occurrence          # one call per occurrence of a row, instead of one for their sum
     Py_ssize_t block            # rows handed to the function at a time
-    Py_ssize_t sections         # ranges of rows gone through side by side, see `places_of`
+    Py_ssize_t block_bytes      # most of a block: of rows as they are computed with, and slots
+    Py_ssize_t sections         # ranges of rows gone through side by side, see `walk_of`
+    Py_ssize_t ahead            # rows between asking for one and updating it
+    bint into_first             # whether they are asked for for the first cache
 
 cdef struct Target:             # an update of one table, in plain memory
     Stored stored
@@ -33,8 +36,10 @@ cdef class UpdateRule:
 
     `function` is the address of its C function (see shardcore_update.h), which is called with
     `context`, `hyper` and `step`. `by_occurrence`: once for each gradient of a row, not once for
-    their sum. At most UPDATE_ROWS rows make a `block`, of which as many come from each of `sections`
-    ranges of the rows. `held` keeps the function.
+    their sum. At most UPDATE_ROWS rows make a `block`, and `block_bytes` of rows and slots, but one row
+    does; neighbours come from `sections` ranges of the rows in turn. A row is asked for so many rows
+    `ahead`; `into_first`: wide ones for the first cache, as far as there is room. `held` keeps the
+    function.
     """
 
     cdef Rule rule
@@ -42,12 +47,14 @@ cdef class UpdateRule:
     cdef object held
 
     def __init__(self, uint64_t function, uint64_t context, const double[::1] hyper, int64_t step,
-                 bint by_occurrence, Py_ssize_t block, Py_ssize_t sections, held):
+                 bint by_occurrence, Py_ssize_t block, Py_ssize_t block_bytes, Py_ssize_t sections,
+                 Py_ssize_t ahead, bint into_first, held):
         self.hyper, self.held = hyper, held
         self.rule.function, self.rule.context = <void*>function, <void*>context
         self.rule.hyper = &hyper[0] if hyper.shape[0] else NULL
         self.rule.step, self.rule.by_occurrence = step, by_occurrence
-        self.rule.block, self.rule.sections = block, sections
+        self.rule.block, self.rule.block_bytes, self.rule.sections = block, block_bytes, sections
+        self.rule.ahead, self.rule.into_first = ahead, into_first
 
 
 cdef class Updates(Shares):
@@ -98,7 +105,7 @@ cdef class Updates(Shares):
                              "source, and a sum of each long run")
         if rows == 0:
             return
-        target.stored, target.rule = stored.memory, rule.rule
+        target.stored, target.rule = stored.memory, fitted(rule.rule, &stored.memory)
         target.stochastic, target.key = stochastic, mix(seed + INCREMENT)
         self.targets = <Target*>with_room(self.targets, self.count, sizeof(Target))
         self.targets[self.count] = target
@@ -124,6 +131,19 @@ cdef class Updates(Shares):
                         update_target(&self.targets[at], self.first_of(share, at),
                                       self.last_of(share, at), &scratch[0])
                 most -= 1
+
+
+cdef inline Rule fitted(Rule rule, const Stored* stored) noexcept nogil:
+    """Return the rule with a block, and a distance ahead, that the rows and slots of a table allow."""
+    cdef Py_ssize_t size = sizeof(float64_t) if stored.working == FLOAT64 else sizeof(float32_t)
+    cdef Py_ssize_t row = stored.dim * size, bytes = row, k
+    for k in range(stored.slots):
+        bytes += stored.slot_bytes[k]
+    rule.block = max(min(rule.block, rule.block_bytes // bytes), 1)
+    rule.into_first = rule.into_first and row >= WIDE_ROW
+    if rule.into_first:     # gradients go there too
+        rule.ahead = max(min(rule.ahead, FIRST_BYTES // (bytes + row)), 1)
+    return rule
 
 
 cdef inline Py_ssize_t scratch_of(const Target* target) noexcept nogil:
@@ -227,27 +247,42 @@ cdef inline void point_slots(const Target* target, int64_t row, Py_ssize_t u, Py
             block__ud += UPDATE_ROWS * target.stored.dim
 
 
-cdef inline Py_ssize_t places_of(Py_ssize_t number, Py_ssize_t first, Py_ssize_t last,
-                                 const Target* target, Py_ssize_t* places) noexcept nogil:
-    """Write which of the rows [first, last) make block `number`, return how many; 0 after the last.
+cdef struct Walk:       # through the rows of a range: of several sections of it in turn
+    Py_ssize_t first
+    Py_ssize_t rows
+    Py_ssize_t sections
+    Py_ssize_t length   # of a section
+    Py_ssize_t section
+    Py_ssize_t turn
 
-    Neighbours in a block come from several sections of the table: on some processors rows in
-    ascending order, one or two to a page, take a fifth longer to read and write than rows of a few
-    pages in turn.
+
+cdef inline Walk walk_of(const Target* target, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
+    """Return the way through the rows [first, last).
+
+    Neighbours come from several sections of the table: on some processors rows in ascending order,
+    one or two to a page, take a fifth longer to read and write than rows of a few pages in turn.
     """
-    cdef Py_ssize_t rows = last - first
-    cdef Py_ssize_t sections = target.rule.sections if rows >= target.rule.sections * target.rule.block else 1
-    cdef Py_ssize_t length = (rows + sections - 1) // sections, turns = target.rule.block // sections
-    cdef Py_ssize_t turn, section, place, count = 0
-    for turn in range(number * turns, (number + 1) * turns):
-        if turn >= length:
-            break
-        for section in range(sections):
-            place = section * length + turn
-            if place < rows:
-                places[count] = first + place
-                count += 1
-    return count
+    cdef Walk walk
+    walk.first, walk.rows, walk.section, walk.turn = first, last - first, 0, 0
+    walk.sections = target.rule.sections
+    if walk.rows < walk.sections * target.rule.block:
+        walk.sections = 1
+    walk.length = (walk.rows + walk.sections - 1) // walk.sections
+    return walk
+
+
+cdef inline Py_ssize_t next_place(Walk* walk) noexcept nogil:
+    """Return which row comes next; -1 after the last."""
+    cdef Py_ssize_t place
+    while walk.turn < walk.length:
+        place = walk.section * walk.length + walk.turn
+        walk.section += 1
+        if walk.section == walk.sections:
+            walk.section = 0
+            walk.turn += 1
+        if place < walk.rows:
+            return walk.first + place
+    return -1
 
 
 cdef inline Py_ssize_t long_at(const Target* target, Py_ssize_t place) noexcept nogil:
@@ -262,20 +297,34 @@ cdef inline Py_ssize_t long_at(const Target* target, Py_ssize_t place) noexcept 
     return first
 
 
-cdef inline void ask_for_place(row_t* table, const value_t* gradients__gd, const Target* target,
-                               Py_ssize_t place) noexcept nogil:
-    """Ask for what the update of a row needs: itself, its slots, and its gradients."""
-    cdef Py_ssize_t dim = target.stored.dim, k, i
-    cdef Py_ssize_t lo = target.run_splits[place], hi = target.run_splits[place + 1]
-    cdef int64_t row = target.unique[place]
-    ask_for_update(table + row * dim, dim * sizeof(row_t))
+cdef inline void ask(const void* bytes, Py_ssize_t size, bint into_first) noexcept nogil:
+    if into_first:
+        ask_for_row_near(bytes, size)
+    else:
+        ask_for_update(bytes, size)
+
+
+cdef inline void ask_for_next(Walk* asking, row_t* table, const value_t* gradients__gd,
+                              const Target* target) noexcept nogil:
+    """Ask for what the update of the next row needs: itself, its slots, and its gradients."""
+    cdef Py_ssize_t place = next_place(asking), dim = target.stored.dim, k, i, lo, hi
+    cdef bint into_first = target.rule.into_first
+    cdef int64_t row
+    if place < 0:
+        return
+    row, lo, hi = target.unique[place], target.run_splits[place], target.run_splits[place + 1]
+    ask(table + row * dim, dim * sizeof(row_t), into_first)
     for k in range(target.stored.slots):
-        ask_for_update(target.stored.slot_bases[k] + row * target.stored.slot_bytes[k], target.stored.slot_bytes[k])
+        ask(target.stored.slot_bases[k] + row * target.stored.slot_bytes[k],
+            target.stored.slot_bytes[k], into_first)
     if hi - lo >= LONG_RUN:
         hi = lo if target.long_sums != NULL else lo + FAR
     for i in range(lo, hi):
-        ask_for_row(gradients__gd + <Py_ssize_t>target.sources[i] * dim, dim * sizeof(value_t))
-    forget_sources()    # a function that only asks has no effect to the compiler, which drops it
+        if into_first:
+            ask_for_row_near(gradients__gd + <Py_ssize_t>target.sources[i] * dim,
+                             dim * sizeof(value_t))
+        else:
+            ask_for_row(gradients__gd + <Py_ssize_t>target.sources[i] * dim, dim * sizeof(value_t))
 
 
 cdef void _update(row_t* table, Py_ssize_t first, Py_ssize_t last, Target* target,
@@ -287,12 +336,11 @@ cdef void _update(row_t* table, Py_ssize_t first, Py_ssize_t last, Target* targe
     cdef const int32_t* sources__n = target.sources
     cdef const value_t* gains__n = <const value_t*>target.gains
     cdef const value_t* gradients__gd = <const value_t*>target.gradients
-    cdef Py_ssize_t number = 0, count, coming, place, u, k, c, lo, hi, turn, filled, at
-    cdef Py_ssize_t two_blocks[2 * UPDATE_ROWS]
-    cdef Py_ssize_t* places = two_blocks
-    cdef Py_ssize_t* next_places = two_blocks + UPDATE_ROWS
-    # What the next block needs is asked for between the sums of this one, where all of these take as
-    # long: but sums of several rows each are foretold wrongly, and hold up what is asked for.
+    cdef Py_ssize_t count, place, u, k, lo, hi, turn, filled, at
+    cdef Py_ssize_t places[UPDATE_ROWS]
+    cdef Walk walk = walk_of(target, first, last), asking = walk
+    # What rows to come need is asked for between the sums of a block, where all of these take as long:
+    # but sums of several rows each are foretold wrongly, and hold up what is asked for.
     cdef Py_ssize_t occurrences = run_splits[last] - run_splits[first]
     cdef bint by_turns = occurrences <= last - first + (last - first) // 4
     cdef int64_t block_rows[UPDATE_ROWS]
@@ -308,21 +356,29 @@ cdef void _update(row_t* table, Py_ssize_t first, Py_ssize_t last, Target* targe
     cdef row_t* row
     for k in range(slots):
         slot_tables[k] = slot_pointers + k * UPDATE_ROWS
-    count = places_of(number, first, last, target, places)
-    while count:
-        number += 1
-        coming = places_of(number, first, last, target, next_places)
-        for u in range(target.rule.sections):   # what blocks after the next one read first
-            if u < coming and next_places[u] + LINE < last:
-                prefetch_read(unique__u + next_places[u] + LINE)
-                prefetch_read(run_splits + next_places[u] + LINE)
-                prefetch_read(sources__n + run_splits[next_places[u]] + LINE)
+    for u in range(target.rule.ahead):
+        ask_for_next(&asking, table, gradients__gd, target)
+    while True:
+        count = 0
+        while count < target.rule.block:
+            place = next_place(&walk)
+            if place < 0:
+                break
+            places[count] = place
+            count += 1
+        if count == 0:
+            break
+        for u in range(min(walk.sections, count)):      # what is read to ask for rows
+            if places[u] + LINE < last:
+                prefetch_read(unique__u + places[u] + LINE)
+                prefetch_read(run_splits + places[u] + LINE)
+                prefetch_read(sources__n + run_splits[places[u]] + LINE)
         if not by_turns:
-            for u in range(coming):
-                ask_for_place(table, gradients__gd, target, next_places[u])
+            for u in range(count):
+                ask_for_next(&asking, table, gradients__gd, target)
         for u in range(count):
-            if by_turns and u < coming:
-                ask_for_place(table, gradients__gd, target, next_places[u])
+            if by_turns:
+                ask_for_next(&asking, table, gradients__gd, target)
             place = places[u]
             block_rows[u] = unique__u[place]
             block_ids[u] = row_ids__u[place]
@@ -377,5 +433,3 @@ cdef void _update(row_t* table, Py_ssize_t first, Py_ssize_t last, Target* targe
                                       row_step(target.key, block_ids[u]), row)
                 else:
                     narrow(widened__ud + u * dim, dim, row)
-        places, next_places = next_places, places
-        count = coming

@@ -21,7 +21,9 @@ __all__ = [
     "NAME",
     "NEEDS",
     "REASON",
+    "UPDATE_AHEAD",
     "UPDATE_BLOCK",
+    "UPDATE_BLOCK_BYTES",
     "UPDATE_SECTIONS",
     "best_module",
 ]
@@ -69,7 +71,17 @@ allows. Intel's, with its few miss buffers, holds everything up.
 """
 
 UPDATE_BLOCK: Final[int] = 16 if cpu.is_amd() else 32
-"""Rows handed to an optimizer's function at a time; those of the next are asked for meanwhile."""
+"""Most rows handed to an optimizer's function at a time."""
+
+UPDATE_BLOCK_BYTES: Final[int] = 2560 if cpu.is_amd() else 1 << 20
+"""Most bytes of them and of their slots.
+
+On Zen 5 blocks of more take up to twice the time: what is asked for for the rows that come, and
+what the function does, do not overlap unless they alternate.
+"""
+
+UPDATE_AHEAD: Final[int] = 16 if cpu.is_amd() else 32
+"""Rows between asking for one and updating it."""
 
 UPDATE_SECTIONS: Final[int] = 1 if cpu.is_amd() else 4
 """Ranges of rows that an update goes through side by side.

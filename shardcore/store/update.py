@@ -17,7 +17,14 @@ from numpy.typing import NDArray
 from shardcore.errors import ShardcoreValueError
 from shardcore.memory import pool
 from shardcore.store import threads
-from shardcore.store.instruction_set import UPDATE_BLOCK, UPDATE_SECTIONS, best_module
+from shardcore.store.instruction_set import (
+    INTO_FIRST,
+    UPDATE_AHEAD,
+    UPDATE_BLOCK,
+    UPDATE_BLOCK_BYTES,
+    UPDATE_SECTIONS,
+    best_module,
+)
 from shardcore.store.occurrences import Occurrences
 from shardcore.store.rounding import narrowed, rounds_stochastically, step_seed
 from shardcore.store.row_update import RowUpdate
@@ -259,7 +266,10 @@ def _rule(update: RowUpdate, working: np.dtype[Any]) -> Any:
         update.step,
         not update.optimizer.accumulate,
         UPDATE_BLOCK,
+        UPDATE_BLOCK_BYTES,
         UPDATE_SECTIONS,
+        UPDATE_AHEAD,
+        INTO_FIRST,
         function,
     )
 

@@ -427,26 +427,59 @@ def test_scratch_is_as_large_as_the_kernel_says(slot_dtype: str, dim: int) -> No
     assert (rows == 0.25).all()
     assert (scratch[updates.scratch :] == 77).all()
     if not converted:  # what is left of it is not used, or it would be too large
-        block = update_module.UPDATE_BLOCK * dim
-        used = scratch[8 * pointers :].view(np.float32)[:block]
+        bytes_a_row = rows[0].nbytes + slot[0].nbytes
+        most = update_module.UPDATE_BLOCK, update_module.UPDATE_BLOCK_BYTES // bytes_a_row
+        used = scratch[8 * pointers :].view(np.float32)[: min(most) * dim]
         assert (used == 1).all()
 
 
+@pytest.mark.parametrize(
+    ("dim", "block_bytes", "most"), [(64, 2580, 5), (64, 2579, 4), (3, 2560, 16), (900, 2560, 1)]
+)
+def test_a_block_has_as_many_rows_as_its_bytes_allow(
+    dim: int, block_bytes: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row, its squares and its count have 8 dim + 4 bytes."""
+    monkeypatch.setattr(update_module, "UPDATE_BLOCK", 16)
+    monkeypatch.setattr(update_module, "UPDATE_BLOCK_BYTES", block_bytes)
+    optimizer, rows, ids = Recorded(), np.zeros((40, dim), np.float32), np.arange(40)
+    slots = new_slots(optimizer, 40, dim, np.dtype(np.float32))
+    batch = sort_occurrences(ids, ids.astype(np.int32), None, 40)
+    gradients = np.zeros((40, dim), np.float32)
+    update_rows(rows, slots, RowUpdate(batch, ids, gradients, optimizer, optimizer.hyper(), 1))
+    counts = [call[0] for call in optimizer.calls]
+    assert max(counts) == most
+    assert sum(counts) == 40
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("dim", [20, 130])
 @pytest.mark.parametrize("occurrences", [300, 3000])
 @pytest.mark.parametrize("optimizer", [SGD(0.5, momentum=0.5), RowwiseAdagrad(0.1)], ids=repr)
 def test_an_update_is_the_same_in_blocks_of_any_size(
-    optimizer: Any, occurrences: int, dtype: str, monkeypatch: pytest.MonkeyPatch
+    optimizer: Any, occurrences: int, dim: int, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From any number of ranges side by side; of rows that are named once or often."""
+    """From any number of ranges side by side, asked for in any way; of rows named once or often."""
     rng = np.random.default_rng(occurrences)
     ids = rng.integers(0, 1000, occurrences)
-    gradients = rng.standard_normal((occurrences, 20)).astype(np.float32)
+    gradients = rng.standard_normal((occurrences, dim)).astype(np.float32)
     found = set()
-    for block, sections in ((32, 4), (32, 1), (16, 1), (16, 16), (12, 3), (1, 1), (5, 1)):
+    for block, block_bytes, sections, ahead, into_first in (
+        (32, 1 << 20, 4, 32, False),
+        (32, 1 << 20, 1, 0, False),
+        (16, 2560, 1, 16, True),
+        (16, 1, 16, 1, True),
+        (12, 1 << 20, 3, 5000, True),
+        (1, 1 << 20, 1, 5000, False),
+        (5, 500, 1, 3, True),
+    ):
         monkeypatch.setattr(update_module, "UPDATE_BLOCK", block)
+        monkeypatch.setattr(update_module, "UPDATE_BLOCK_BYTES", block_bytes)
         monkeypatch.setattr(update_module, "UPDATE_SECTIONS", sections)
-        table = sc.TableConfig(1000, 20, initializer=sc.initializers.RowId(), dtype=dtype, name="t")
+        monkeypatch.setattr(update_module, "UPDATE_AHEAD", ahead)
+        monkeypatch.setattr(update_module, "INTO_FIRST", into_first)
+        ids_of_rows = sc.initializers.RowId()
+        table = sc.TableConfig(1000, dim, initializer=ids_of_rows, dtype=dtype, name="t")
         with sc.ShardedEmbedding(sc.FeatureConfig(table), optimizer) as e:
             e.enqueue(ids)
             e.dequeue()
@@ -530,6 +563,7 @@ def test_one_by_one_names_the_rows_of_the_whole_table(
 ) -> None:
     """A shard's rows have other numbers in the table: those are what an optimizer is given."""
     monkeypatch.setattr(update_module, "UPDATE_BLOCK", block)
+    monkeypatch.setattr(update_module, "UPDATE_BLOCK_BYTES", 1 << 20)
     rng = np.random.default_rng(6)
     value = working_dtype(as_dtype(dtype))
     optimizer = RecordedOneByOne()
@@ -691,6 +725,7 @@ def test_updates_of_many_rows_touch_each_once(
 ) -> None:
     """Around blocks of 32 rows, and around four of them, from which on they are interleaved."""
     monkeypatch.setattr(update_module, "UPDATE_BLOCK", 32)
+    monkeypatch.setattr(update_module, "UPDATE_BLOCK_BYTES", 1 << 20)
     monkeypatch.setattr(update_module, "UPDATE_SECTIONS", sections)
     rng = np.random.default_rng(count)
     ids = rng.permutation(3 * count)[:count]
