@@ -94,7 +94,6 @@ cdef class FewBags:
 
     cdef bint combine_buffers(self, const Py_buffer* ids, const Py_buffer* splits, int divided,
                               const Py_buffer* sums) noexcept:
-        cdef int64_t own__n[MOST]
         cdef int64_t own_splits[MOST + 1]
         cdef Py_ssize_t n, bags
         cdef bint wide = self.kind == FLOAT64
