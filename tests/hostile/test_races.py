@@ -56,7 +56,7 @@ def engine(backend: str) -> tuple[sc.ShardedEmbedding, sc.FeatureConfig]:
 
 FORMS = ("dense", "ids of a pair", "splits of a pair", "values of a Ragged", "splits of a Ragged",
          "indices of a Sparse", "values of a Sparse", "indices of a csr", "indptr of a csr",
-         "weights' splits", "sequence")  # fmt: skip
+         "weights' splits", "ids beside weights", "splits beside weights", "sequence")  # fmt: skip
 
 
 def leaf_of(form: str) -> tuple[list[Flipped], Any, Any]:
@@ -87,6 +87,11 @@ def leaf_of(form: str) -> tuple[list[Flipped], Any, Any]:
         csr = scipy.sparse.csr_array((np.ones(N, np.float32), ids, splits), shape=(BAGS, ROWS))
         array = csr.indices if form.startswith("indices") else csr.indptr
         return [(array, len(array) - 1), (array, 2)], csr, None
+    if form.endswith("beside weights"):
+        weights = np.ones(N, np.float32)
+        if form.startswith("ids"):
+            return [(ids, N - 1), (ids, 3)], (ids, splits), weights
+        return [(splits, BAGS - 1), (splits, BAGS)], (ids, splits), weights
     ragged = sc.Ragged(ids, splits)
     weights = sc.Ragged(np.ones(N, np.float32), splits.copy())
     return [(weights.row_splits, 11)], ragged, weights
@@ -136,8 +141,8 @@ def free_lookup(function: str, table: str, form: str) -> Entry:
     return flipped, lambda: look_up(params, leaf, weights, combiner="sum")
 
 
-def prepared(flip: str, bags: int) -> Entry:
-    lookup = sc.prepare_lookup(np.concatenate(shards()))
+def prepared(table: str, flip: str, bags: int) -> Entry:
+    lookup = sc.prepare_lookup(np.concatenate(shards()) if table == "array" else shards())
     ids, splits = given()
     ids, splits = ids[: bags * PER].copy(), splits[: bags + 1].copy()
     flipped: Flipped = (ids, len(ids) - 1) if flip == "ids" else (splits, bags - 1)
@@ -249,7 +254,7 @@ for form in FORMS:
         entry(engine_lookup, backend, form)
         if form in ("dense", "ids of a pair", "splits of a Ragged", "indices of a Sparse"):
             entry(engine_training, backend, form)
-for form in ("dense", "splits of a Ragged", "indices of a Sparse"):
+for form in ("dense", "splits of a Ragged", "indices of a Sparse", "ids beside weights"):
     entry(serving, form)
 for table in ("array", "shards"):
     entry(free_lookup, "embedding_lookup", table, "dense")
@@ -258,8 +263,9 @@ for table in ("array", "shards"):
             entry(free_lookup, function, table, form)
 for flip in ("ids", "splits"):
     entry(reduced, flip)
-    for bags in (1, 64, BAGS):
-        entry(prepared, flip, bags)
+    for table in ("array", "shards"):
+        for bags in (1, 64, BAGS):
+            entry(prepared, table, flip, bags)
 for kind in ("div", "mod", "ranges"):
     entry(layout, kind, "partition", "int64")
     entry(layout, kind, "locate", "int64")
