@@ -1,4 +1,4 @@
-"""The seed of tests that try what comes by chance, and the tenth of the tests for `make check`.
+"""The seed of tests that try what comes by chance, the tenth for `make check`, a file to plan from.
 
 The tenth (``--tenth``) is one case of every test function, so that no module and no test goes
 untried: of a test with many cases the name decides which, always the same. Left out are those
@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 import random
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -31,6 +32,18 @@ def fuzz_seed(request: pytest.FixtureRequest) -> int:
     """The seed of one test, made of that of the run and the test's name; shown if it fails."""
     print(f"{VARIABLE}={SEED}")
     return zlib.crc32(f"{SEED}/{request.node.name}".encode())
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[str], Path]:
+    """Return a function that writes the file of a model to be planned, and returns its path."""
+
+    def write_model(text: str) -> Path:
+        path = tmp_path / "model.toml"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write_model
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

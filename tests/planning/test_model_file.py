@@ -17,17 +17,6 @@ from shardcore.errors import (
 from shardcore.planning.id_distribution import IdDistribution
 from shardcore.planning.model_file import example_model, load_model
 
-
-@pytest.fixture
-def write(tmp_path):
-    def write(text):
-        path = tmp_path / "model.toml"
-        path.write_text(text, encoding="utf-8")
-        return path
-
-    return write
-
-
 TABLE = '[[table]]\nname = "a"\nrows = 5\ndim = 2\n'
 
 

@@ -73,15 +73,3 @@ def pytest_collection_modifyitems(items):
 def platform():
     """Return the platform that a test of no platform in particular runs on."""
     return PLATFORM
-
-
-@pytest.fixture
-def write(tmp_path):
-    """Return a function that writes the file of a model to be planned, and returns its path."""
-
-    def write(text):
-        path = tmp_path / "model.toml"
-        path.write_text(text, encoding="utf-8")
-        return path
-
-    return write

@@ -48,16 +48,6 @@ dtype = "float16"
 """
 
 
-@pytest.fixture
-def write(tmp_path):
-    def write(text):
-        path = tmp_path / "model.toml"
-        path.write_text(text, encoding="utf-8")
-        return path
-
-    return write
-
-
 def counted(model, hosts, cost, seed):
     """Do the step that is estimated."""
     backend = SimBackend(hosts, cost=cost)
