@@ -53,7 +53,7 @@ cdef enum:
     RUN_BLOCK = 4096    # occurrences of one row that are summed in one go
     LANES = 8           # partial sums of a dot product
     UPDATE_ROWS = 32    # most rows handed to an optimizer's function at a time, see `update_room`
-    FIRST_BYTES = 1 << 15   # of the first cache, for rows asked for ahead, their slots and gradients
+    FIRST_BYTES = 1 << 14   # of the first cache, for rows asked for ahead, their slots and gradients
     LONG_RUN = 64       # occurrences of one row from which on `sum_long_runs` has its gradient
     TILE = 1 << 19      # bytes of gradients that stay in the cache while long runs are summed
     TOGETHER = 512      # long runs whose sums stay there beside them
