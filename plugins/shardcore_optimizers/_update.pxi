@@ -301,44 +301,40 @@ cdef inline value largest_square(
 
 cdef inline void rowwise_adagrad_rows(
     int64_t count, int64_t dim, value *const *rows, value *const *sums, const value *gradients,
-    value rate, value epsilon, bint takes_max, Steps steps, bint plain
+    value rate, value epsilon, bint takes_max, const Steps *steps, bint plain
 ) noexcept nogil:
-    """Update up to BLOCK rows in three passes: a row waits for no other row's root or quotient."""
+    """Update up to BLOCK rows in three passes: a row waits for no other row's root or quotient.
+
+    Steps are pointed to: a copy of a struct that has just been written, made in wider pieces, waits
+    until all is written that was written before, rows of other blocks too.
+    """
+    cdef value lanes[BLOCK * LANES]
     cdef value factors[BLOCK]
     cdef value seen[BLOCK]
     cdef value scales[BLOCK]
-    cdef value lanes[BLOCK * LANES]
-    cdef value factor, gradient
+    cdef value factor, gradient, square
     cdef const value *g
     cdef value *w
     cdef int64_t row, c
-    if plain:
-        for row in range(count):
-            add_squares_of(lanes + row * LANES, gradients + row * dim, dim)
-        for row in range(count):
-            seen[row] = total_of(lanes + row * LANES)
     for row in range(count):
         g = gradients + row * dim
-        factors[row] = 1 if plain else norm_factor(dim, g, steps)
+        factors[row] = 1 if plain else norm_factor(dim, g, steps[0])
         if plain:
-            continue
-        if takes_max:
-            seen[row] = largest_square(dim, g, rows[row], factors[row], steps, plain)
+            add_squares_of(lanes + row * LANES, g, dim)
+        elif takes_max:
+            seen[row] = largest_square(dim, g, rows[row], factors[row], steps[0], plain)
         else:
-            seen[row] = sum_of_squares(dim, g, rows[row], factors[row], steps, plain)
-    if not takes_max:
-        for row in range(count):
-            seen[row] = seen[row] / <value> dim
-    for row in range(count):
-        seen[row] = sums[row][0] + seen[row]
-        sums[row][0] = seen[row]
-    for row in range(count):
-        scales[row] = quotient(rate, root(seen[row]) + epsilon)
+            seen[row] = sum_of_squares(dim, g, rows[row], factors[row], steps[0], plain)
+    for row in range(count):    # number by number: vectors of what was just written wait as well
+        square = total_of(lanes + row * LANES) if plain else seen[row]
+        square = sums[row][0] + (square if takes_max else square / <value> dim)
+        sums[row][0] = square
+        scales[row] = quotient(rate, root(square) + epsilon)
     for row in range(count):
         g, w, factor = gradients + row * dim, rows[row], factors[row]
         for c in range(dim):
-            gradient = gradient_at(g[c], w[c], factor, steps, plain)
-            w[c] = weight_of(weight_at(w[c], steps, plain) - scales[row] * gradient, steps, plain)
+            gradient = gradient_at(g[c], w[c], factor, steps[0], plain)
+            w[c] = weight_of(weight_at(w[c], steps[0], plain) - scales[row] * gradient, steps[0], plain)
 
 
 cdef void _rowwise_adagrad(
@@ -355,10 +351,10 @@ cdef void _rowwise_adagrad(
         size = BLOCK if count - first > BLOCK else count - first
         if steps.configured or takes_max:
             rowwise_adagrad_rows(size, dim, rows + first, slots[0] + first, gradients + first * dim,
-                                 rate, epsilon, takes_max, steps, False)
+                                 rate, epsilon, takes_max, &steps, False)
         else:
             rowwise_adagrad_rows(size, dim, rows + first, slots[0] + first, gradients + first * dim,
-                                 rate, epsilon, False, steps, True)
+                                 rate, epsilon, False, &steps, True)
         first += BLOCK
 
 

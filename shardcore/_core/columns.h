@@ -69,7 +69,7 @@
         const size_t end = (size_t)row + (size_t)size;                                             \
         for (size_t at = (size_t)row & ~(size_t)(SC_LINE - 1); at < end; at += SC_LINE)            \
             PREFETCH((const void *)at);                                                            \
-        SC_FORGET_SOURCES();                                                                       \
+        SC_KEEP();                                                                                 \
     }
 SC_DEFINE_ASKING(sc_ask_for_row, SC_PREFETCH_READ)
 SC_DEFINE_ASKING(sc_ask_for_row_near, SC_PREFETCH_NEAR)

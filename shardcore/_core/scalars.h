@@ -404,14 +404,19 @@ static inline int sc_lowest_bit(uint64_t word) {
 #endif
 
 /* What was read from memory that another thread may write to is not read from there again: the
-   compiler may otherwise look at the source of a copy where the copy is asked for. */
+   compiler may otherwise look at the source of a copy where the copy is asked for.
+
+   A function that holds SC_KEEP has an effect: calls of it stay. */
 #if defined(__GNUC__) || defined(__clang__)
 #define SC_FORGET_SOURCES() __asm__ __volatile__("" ::: "memory")
+#define SC_KEEP() __asm__ __volatile__("")
 #elif defined(_MSC_VER)
 #include <intrin.h>
 #define SC_FORGET_SOURCES() _ReadWriteBarrier()
+#define SC_KEEP() ((void)0)
 #else
 #define SC_FORGET_SOURCES() ((void)0)
+#define SC_KEEP() ((void)0)
 #endif
 
 #if (defined(__x86_64__) || defined(__i386__)) && (defined(__GNUC__) || defined(__clang__))

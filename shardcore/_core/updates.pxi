@@ -147,12 +147,12 @@ cdef inline Rule fitted(Rule rule, const Stored* stored) noexcept nogil:
 
 
 cdef inline Py_ssize_t scratch_of(const Target* target) noexcept nogil:
-    """Return how many bytes an update needs as scratch: pointers, and values after them."""
+    """Return how many bytes an update needs as scratch: pointers, and values in lines after them."""
     cdef const Stored* stored = &target.stored
     cdef Py_ssize_t pointers = UPDATE_ROWS * (1 + stored.slots) + stored.slots
     cdef Py_ssize_t values = (2 + stored.converted) * UPDATE_ROWS * stored.dim + stored.dim
     cdef Py_ssize_t size = sizeof(float64_t) if stored.working == FLOAT64 else sizeof(float32_t)
-    return pointers * <Py_ssize_t>sizeof(void*) + values * size
+    return pointers * <Py_ssize_t>sizeof(void*) + LINE + values * size
 
 
 cdef void update_target(Target* target, Py_ssize_t first, Py_ssize_t last,
@@ -160,7 +160,9 @@ cdef void update_target(Target* target, Py_ssize_t first, Py_ssize_t last,
     """Update the rows [first, last) of those that an update names."""
     cdef const Stored* stored = &target.stored
     cdef void** pointers = <void**>scratch
-    cdef void* values = pointers + UPDATE_ROWS * (1 + stored.slots) + stored.slots
+    # Where a cache line begins: a vector that is written across two of them is written twice.
+    cdef size_t after = <size_t>(pointers + UPDATE_ROWS * (1 + stored.slots) + stored.slots)
+    cdef void* values = <void*>((after + LINE - 1) & ~<size_t>(LINE - 1))
     if stored.working == FLOAT64:
         _update(<float64_t*>stored.table, first, last, target, <float64_t*>values, pointers)
     elif stored.kind == HALF:
