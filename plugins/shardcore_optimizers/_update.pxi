@@ -305,8 +305,8 @@ cdef inline void rowwise_adagrad_rows(
 ) noexcept nogil:
     """Update up to BLOCK rows in three passes: a row waits for no other row's root or quotient.
 
-    Steps are pointed to: a copy of a struct that has just been written, made in wider pieces, waits
-    until all is written that was written before, rows of other blocks too.
+    Nothing that was just written is read in wider pieces, which would wait for the writes before it,
+    those of other rows too: `steps` are not copied, and steps and sums are taken number by number.
     """
     cdef value lanes[BLOCK * LANES]
     cdef value factors[BLOCK]
@@ -325,7 +325,7 @@ cdef inline void rowwise_adagrad_rows(
             seen[row] = largest_square(dim, g, rows[row], factors[row], steps[0], plain)
         else:
             seen[row] = sum_of_squares(dim, g, rows[row], factors[row], steps[0], plain)
-    for row in range(count):    # number by number: vectors of what was just written wait as well
+    for row in range(count):
         square = total_of(lanes + row * LANES) if plain else seen[row]
         square = sums[row][0] + (square if takes_max else square / <value> dim)
         sums[row][0] = square
@@ -334,7 +334,8 @@ cdef inline void rowwise_adagrad_rows(
         g, w, factor = gradients + row * dim, rows[row], factors[row]
         for c in range(dim):
             gradient = gradient_at(g[c], w[c], factor, steps[0], plain)
-            w[c] = weight_of(weight_at(w[c], steps[0], plain) - scales[row] * gradient, steps[0], plain)
+            gradient = scales[row] * gradient
+            w[c] = weight_of(weight_at(w[c], steps[0], plain) - gradient, steps[0], plain)
 
 
 cdef void _rowwise_adagrad(

@@ -420,7 +420,7 @@ def test_scratch_is_as_large_as_the_kernel_says(slot_dtype: str, dim: int) -> No
     updates.add(StoredRows(rows, {"momenta": slot}).found, rule, batch.rows, *rest)
     converted = slot_dtype != "float32"
     pointers, values = 32 * 2 + 1, (2 + converted) * 32 * dim + dim
-    assert updates.scratch == 8 * pointers + 4 * values
+    assert updates.scratch == 8 * pointers + 64 + 4 * values
     assert updates.cut(1, 1) == 1
     scratch = np.full(updates.scratch + 256, 77, np.uint8)
     updates.make(scratch[: updates.scratch])
@@ -429,7 +429,9 @@ def test_scratch_is_as_large_as_the_kernel_says(slot_dtype: str, dim: int) -> No
     if not converted:  # what is left of it is not used, or it would be too large
         bytes_a_row = rows[0].nbytes + slot[0].nbytes
         most = update_module.UPDATE_BLOCK, update_module.UPDATE_BLOCK_BYTES // bytes_a_row
-        used = scratch[8 * pointers :].view(np.float32)[: min(most) * dim]
+        after = scratch.ctypes.data + 8 * pointers
+        line = 8 * pointers + -after % 64  # where a cache line begins
+        used = scratch[line : line + 4 * min(most) * dim].view(np.float32)
         assert (used == 1).all()
 
 
