@@ -5,8 +5,9 @@
     conftest    fixtures: small sizes for a test run, the real workload for a measurement
     bench_*     pytest-benchmark; with --benchmark-disable, the default, each is an ordinary test
 
-    torch_dlrm                              a whole DLRM through shardcore.torch and torch alone
-    accelerator, jax_step, ahead_of_time    devices
+    torch_dlrm                                a whole DLRM through shardcore.torch and torch alone
+    jax_step, jax_tables, jax_processes       devices, through JAX
+    accelerator, ahead_of_time                those that may not be there
 
 The workloads are those of ``shardcore bench``, in `shardcore_bench`, which compares with other
 libraries. Every bench asserts its result. Nothing passes or fails on a time.

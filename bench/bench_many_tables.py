@@ -84,10 +84,8 @@ class Workload:
 
 
 @pytest.fixture(params=["dense", "ragged"])
-def workload(request: pytest.FixtureRequest) -> Iterator[Workload]:
-    config = request.config
-    measured = not config.getoption("benchmark_disable") or config.getoption("benchmark_enable")
-    made = Workload(request.param, TABLES[bool(measured)])
+def workload(request: pytest.FixtureRequest, measured: bool) -> Iterator[Workload]:
+    made = Workload(request.param, TABLES[measured])
     with made.engine:
         yield made
 

@@ -11,7 +11,6 @@ nanoseconds per id and the bytes that go to the devices, in int32 ids, are print
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -88,18 +87,21 @@ def check(batch: Batch, stack: Stack[str], lookup: LookupRoute, update: UpdateRo
     assert update.shape.lines >= update.unique_rows // DEVICES
 
 
+@pytest.fixture
+def samples(measured: bool) -> int:
+    return int(os.environ.get("SHARDCORE_BENCH_SAMPLES", SAMPLES[measured]))
+
+
 @pytest.mark.benchmark(group="routing")
 @pytest.mark.parametrize("distribution", ["uniform", "skewed"])
 def test_routes(
     benchmark: Any,
-    pytestconfig: pytest.Config,
+    measured: bool,
+    samples: int,
     capsys: pytest.CaptureFixture[str],
     threads: int,
     distribution: str,
 ) -> None:
-    option: Callable[[str], Any] = pytestconfig.getoption
-    measured = not option("benchmark_disable") or option("benchmark_enable")
-    samples = int(os.environ.get("SHARDCORE_BENCH_SAMPLES", SAMPLES[measured]))
     batch = batch_of(samples, distribution)
     ids = samples * sum(POOLING)
     stack = stack_of(batch)
@@ -133,14 +135,12 @@ def test_routes(
 @pytest.mark.parametrize("distribution", ["uniform", "skewed"])
 def test_buffers(
     benchmark: Any,
-    pytestconfig: pytest.Config,
+    measured: bool,
+    samples: int,
     capsys: pytest.CaptureFixture[str],
     threads: int,
     distribution: str,
 ) -> None:
-    option: Callable[[str], Any] = pytestconfig.getoption
-    measured = not option("benchmark_disable") or option("benchmark_enable")
-    samples = int(os.environ.get("SHARDCORE_BENCH_SAMPLES", SAMPLES[measured]))
     batch = batch_of(samples, distribution)
     ids = samples * sum(POOLING)
     stack = StackGeometry(tuple(geometry.layout for geometry, _ in batch), CORES, DIM)

@@ -13,10 +13,15 @@ import shardcore as sc
 
 
 @pytest.fixture(scope="session")
-def sizes(pytestconfig: pytest.Config) -> Sizes:
+def measured(pytestconfig: pytest.Config) -> bool:
+    """Whether times count: in a test run one call of small sizes is enough."""
     disabled = pytestconfig.getoption("benchmark_disable")
-    enabled = pytestconfig.getoption("benchmark_enable")
-    return SMALL if disabled and not enabled else FULL
+    return bool(not disabled or pytestconfig.getoption("benchmark_enable"))
+
+
+@pytest.fixture(scope="session")
+def sizes(measured: bool) -> Sizes:
+    return FULL if measured else SMALL
 
 
 @pytest.fixture(scope="session")

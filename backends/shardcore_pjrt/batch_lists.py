@@ -115,7 +115,7 @@ class BatchLists:
         exchange = update_exchange(self._exchange_of(stack.geometry), optimizer.accumulate, chosen)
         found = looked_up.route if looked_up and exchange == "all_to_all" else None
         route = numbered(
-            stack.members,
+            stack.numbering,
             route_update(
                 stack.geometry,
                 features,

@@ -31,7 +31,7 @@ from shardcore_pjrt.programs.row_access import (
     write_program,
 )
 from shardcore_pjrt.routing.capacity import Rooms, capacity
-from shardcore_pjrt.stacks import Member, initial_constants
+from shardcore_pjrt.stacks import Member, Numbering, initial_constants
 
 __all__ = ["DeviceTable", "bytes_of_a_device"]
 
@@ -68,6 +68,7 @@ class DeviceTable:
     arrays : dict of slot name, None for the weights, -> jax.Array
     lookup_rooms, update_rooms : Rooms
         The classes that batches have taken.
+    numbering : Numbering
     """
 
     def __init__(
@@ -78,7 +79,8 @@ class DeviceTable:
         self.members = tuple(members)
         self.spec = spec = members[0].spec
         self.lookup_rooms, self.update_rooms = Rooms(), Rooms()
-        self._starts = np.array([member.start for member in members])
+        self.numbering = Numbering(members)
+        self._starts = self.numbering.starts.T
         self._ends = self._starts + [member.layout.shard_sizes for member in members]
         self._programs = programs
         self._kinds: dict[str | None, Kind] = {None: "element"}

@@ -190,7 +190,7 @@ class OwnLists(BatchLists):
         optimizer, route = stack.spec.optimizer, looked_up.route
         assert optimizer is not None, "the engine trains tables with an optimizer only"
         own = route_own_update(route, optimizer.accumulate, optimizer.lazy)
-        of_all = numbered(stack.members, described(stack.geometry, own.shape))
+        of_all = numbered(stack.numbering, described(stack.geometry, own.shape))
         held = looked_up.lists
         lists: dict[str, jax.Array]
         lists = {name: held[name] for name in ("place", "end", "fetch") if name in held}

@@ -30,7 +30,7 @@ from shardcore.store import rounds_stochastically
 from shardcore_pjrt.mesh.geometry import MAX_LOCAL_ROWS, MAX_ROWS, Geometry
 from shardcore_pjrt.routing.update_route import UpdateRoute
 
-__all__ = ["Member", "Stack", "initial_constants", "numbered", "stacked"]
+__all__ = ["Member", "Numbering", "Stack", "initial_constants", "numbered", "stacked"]
 
 Where = TypeVar("Where", bound=Hashable)
 """The devices that hold a table: a mesh, or, in a plan, a number."""
@@ -186,46 +186,74 @@ def initial_constants(spec: TableSpec) -> dict[str | None, float | None]:
     return constants
 
 
-def numbered(members: Sequence[Member], route: UpdateRoute) -> UpdateRoute:
-    """Return the route of an update over a stack, with rows numbered as in their own tables.
+class Numbering:
+    """How the rows of each shard of a stack are numbered in its tables.
 
     Parameters
     ----------
     members : sequence of Member
         All of the stack.
+
+    Attributes
+    ----------
+    starts : ndarray of int64, shape (shards, members)
+        The shard's local row that is the table's first there.
+    firsts : ndarray of int64, shape (shards, members)
+        The same as the stack's own row; of a stack with one member it is the local row.
+    rows, steps : ndarray of int64, shape (shards, members)
+        The table's number of that row, and how much it grows from each local row to the next.
+    """
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        of_members = [(member.start, member.first) for member in members]
+        self.starts = np.array([start for start, _ in of_members]).T
+        self.firsts = np.array([s if first is None else first for s, first in of_members]).T
+        own = [
+            [member.layout.row_range(shard) for member in members]
+            for shard in range(self.starts.shape[0])
+        ]
+        self.rows = np.array([[one.start for one in shard] for shard in own])
+        self.steps = np.array([[one.step for one in shard] for shard in own])
+
+    def renumber(self, of_shards: NDArray[np.int32]) -> None:
+        """Overwrite the stack's rows, of each shard's touched lines, by the tables' own.
+
+        Parameters
+        ----------
+        of_shards : ndarray of int32, shape (shards, n)
+            Ascending in each shard; below 0 where there is none.
+        """
+        for row_ids, firsts, first_rows, steps in zip(
+            of_shards, self.firsts, self.rows, self.steps, strict=True
+        ):
+            touched = np.flatnonzero(row_ids >= 0)
+            rows = row_ids[touched]
+            counts = np.diff(np.searchsorted(rows, firsts), append=rows.size)
+            if (steps != 1).any():
+                rows = rows * np.repeat(steps, counts)
+            row_ids[touched] = rows + np.repeat(first_rows - firsts * steps, counts)
+
+
+def numbered(numbering: Numbering, route: UpdateRoute) -> UpdateRoute:
+    """Return the route of an update over a stack, with rows numbered as in their own tables.
+
+    Parameters
+    ----------
+    numbering : Numbering
     route : UpdateRoute
         Whose ``row_ids``, if it has them, are overwritten.
     """
-    if len(members) == 1:
+    members = numbering.starts.shape[1]
+    if members == 1:
         return route
     if "row_ids" in route.arrays:
-        _renumber(members, route.arrays["row_ids"])
+        numbering.renumber(route.arrays["row_ids"])
         return route
-    numbers = [
-        [member.layout.row_range(shard) for member in members]
-        for shard in range(members[0].start.size)
-    ]
     of_members = {
-        "member_start": np.array([member.start for member in members]).T,
-        "member_row": np.array([[own.start for own in shard] for shard in numbers]),
-        "member_stride": np.array([[own.step for own in shard] for shard in numbers]),
+        "member_start": numbering.starts,
+        "member_row": numbering.rows,
+        "member_stride": numbering.steps,
     }
     arrays = {name: array.astype(np.int32) for name, array in of_members.items()}
-    shape = dataclasses.replace(route.shape, members=len(members))
+    shape = dataclasses.replace(route.shape, members=members)
     return dataclasses.replace(route, shape=shape, arrays=route.arrays | arrays)
-
-
-def _renumber(members: Sequence[Member], of_shards: NDArray[np.int32]) -> None:
-    """Overwrite the stack's rows, of each shard's touched lines, by the members' own."""
-    firsts = np.array([member.first for member in members])
-    for shard, row_ids in enumerate(of_shards):
-        touched = np.flatnonzero(row_ids >= 0)
-        rows = row_ids[touched]  # ascending, as lines are, and rows in them
-        cuts = np.append(np.searchsorted(rows, firsts[:, shard]), rows.size)
-        numbers = [member.layout.row_range(shard) for member in members]
-        counts = np.diff(cuts)
-        step = np.array([own.step for own in numbers])
-        shift = np.array([own.start for own in numbers]) - firsts[:, shard] * step
-        if (step != 1).any():
-            rows = rows * np.repeat(step, counts)
-        row_ids[touched] = rows + np.repeat(shift, counts)

@@ -15,7 +15,7 @@ from shardcore.backend import TableSpec, TableUpdate
 from shardcore.store import rounds_stochastically, step_seed
 from shardcore_pjrt.batch_lists import UpdateLists
 from shardcore_pjrt.device_table import DeviceTable
-from shardcore_pjrt.mesh.placing import on_mesh, over_devices, put, whole
+from shardcore_pjrt.mesh.placing import over_devices, put, whole, with_sharding
 from shardcore_pjrt.programs.activations import Filling, filled_up, filled_up_on_devices
 from shardcore_pjrt.programs.compiled import Programs
 
@@ -65,7 +65,7 @@ def cut_gradient(gradient: jax.Array | NDArray[Any], mesh: Mesh) -> jax.Array:
     """Return a feature's gradient cut over the devices of its table by bag."""
     if isinstance(gradient, np.ndarray):
         return put({"gradient": gradient}, {"gradient": over_devices(mesh)})["gradient"]
-    return jax.device_put(on_mesh(gradient, mesh), over_devices(mesh))
+    return with_sharding(gradient, over_devices(mesh))
 
 
 def numbers_of(

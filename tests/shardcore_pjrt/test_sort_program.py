@@ -18,7 +18,7 @@ from shardcore_pjrt.programs.sort_program import sort_program, sorted_shape
 from shardcore_pjrt.programs.update_program import update_arguments
 from shardcore_pjrt.routing.lookup_route import route_lookup
 from shardcore_pjrt.routing.update_route import route_update
-from shardcore_pjrt.stacks import numbered, stacked
+from shardcore_pjrt.stacks import Numbering, numbered, stacked
 
 MESH = Mesh(np.array(jax.devices("cpu")[:1]), ("x",))
 
@@ -37,7 +37,7 @@ def check(geometry, features, accumulate, lazy, members=None):
     route = route_update(geometry, features, "local", accumulate, lazy)
     firsts = (0,)
     if members is not None:
-        route = numbered(members, route)
+        route = numbered(Numbering(members), route)
         firsts = tuple(int(member.first[0]) for member in members)
     program = sort_program(MESH, geometry, looked_up.shape, accumulate, lazy, firsts)
     made, unique = program(jax.device_put(looked_up.arrays))

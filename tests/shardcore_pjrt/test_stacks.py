@@ -15,7 +15,7 @@ from shardcore_pjrt.mesh.geometry import Geometry
 from shardcore_pjrt.programs import split_features
 from shardcore_pjrt.programs.sent_lists import sent_lists
 from shardcore_pjrt.routing.update_route import route_update
-from shardcore_pjrt.stacks import numbered, stacked
+from shardcore_pjrt.stacks import Numbering, numbered, stacked
 
 import shardcore as sc
 from shardcore.backend import QuantizationConfig, TableBatch, TableSpec
@@ -119,7 +119,8 @@ def test_rows_of_an_update_are_numbered_by_table(exchange, lanes):
     features = [
         bag for one, member in zip(bags, stack.members, strict=True) for bag in member.bags([one])
     ]
-    route = numbered(stack.members, route_update(stack.geometry, features, exchange, True, True))
+    routed = route_update(stack.geometry, features, exchange, True, True)
+    route = numbered(Numbering(stack.members), routed)
     k = stack.geometry.rows_per_line
     for shard in range(3):
         mine = {name: one[shard] if one.ndim else one for name, one in route.arrays.items()}

@@ -23,14 +23,17 @@ __all__ = [
     "resharding_program",
     "spans_processes",
     "whole",
+    "with_sharding",
 ]
 
 
+@lru_cache(maxsize=64)
 def over_devices(mesh: Mesh) -> NamedSharding:
     """Return the sharding of an array whose first axis is cut over the devices."""
     return NamedSharding(mesh, PartitionSpec("x"))
 
 
+@lru_cache(maxsize=64)
 def whole(mesh: Mesh) -> NamedSharding:
     """Return the sharding of an array that every device holds whole."""
     return NamedSharding(mesh, PartitionSpec())
@@ -84,6 +87,13 @@ def on_mesh(array: jax.Array, mesh: Mesh) -> jax.Array:
         if devices.size == mesh.size and (devices.ravel() == mesh.devices.ravel()).all():
             return array
     return jax.device_put(array, whole(mesh))
+
+
+def with_sharding(array: jax.Array, sharding: NamedSharding) -> jax.Array:
+    """Return a device array with the sharding, on the devices of its mesh."""
+    if array.sharding == sharding:  # as most are: to be put where it lies takes much longer
+        return array
+    return jax.device_put(on_mesh(array, sharding.mesh), sharding)
 
 
 def fetched(array: jax.Array) -> NDArray[Any]:

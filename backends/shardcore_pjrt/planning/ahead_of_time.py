@@ -25,7 +25,7 @@ from shardcore_pjrt.platform.installation import require
 from shardcore_pjrt.routing.lookup_route import LookupShape, route_lookup
 from shardcore_pjrt.routing.strategy import Exchange, choose_exchange, update_exchange
 from shardcore_pjrt.routing.update_route import UpdateShape, route_update
-from shardcore_pjrt.stacks import Member, numbered
+from shardcore_pjrt.stacks import Member, Numbering, numbered
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -203,7 +203,7 @@ def update_shape(
     accumulate = optimizer.accumulate
     exchange = update_exchange(_exchange(geometry), accumulate)
     route = route_update(geometry, features, exchange, accumulate, optimizer.lazy)
-    return (numbered(members, route) if members else route).shape
+    return (numbered(Numbering(members), route) if members else route).shape
 
 
 def _exchange(geometry: Geometry) -> Exchange:

@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as Spec
 from numpy.typing import NDArray
 
 from shardcore_pjrt.mesh.placed_arrays import AXIS
-from shardcore_pjrt.mesh.placing import on_mesh, over_devices, whole
+from shardcore_pjrt.mesh.placing import on_mesh, over_devices, whole, with_sharding
 from shardcore_pjrt.programs.compiled import Programs
 
 __all__ = ["Filling", "filled_up", "filled_up_on_devices", "trimmed"]
@@ -154,9 +154,8 @@ def filled_up_on_devices(
 
     With a part for each device it is cut over them; else all have it whole.
     """
-    gradient = on_mesh(gradient, mesh)
     bags = gradient.shape[0]
     if bags != filling.parts * filling.room:
-        return programs.get(fill_program, mesh, filling, bags)(gradient)
+        return programs.get(fill_program, mesh, filling, bags)(on_mesh(gradient, mesh))
     cut = filling.parts == mesh.size
-    return jax.device_put(gradient, over_devices(mesh) if cut else whole(mesh))
+    return with_sharding(gradient, over_devices(mesh) if cut else whole(mesh))

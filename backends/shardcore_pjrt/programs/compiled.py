@@ -17,6 +17,8 @@ from typing import Any, Final
 
 import jax
 
+from shardcore_pjrt.programs import in_flight
+
 __all__ = ["LARGEST", "MOST", "Program", "Programs"]
 
 LARGEST: Final = 1 << 29
@@ -45,7 +47,9 @@ class Program:
 
     def __call__(self, *arguments: Any) -> Any:
         """Run the program; count the bytes of what was compiled for that."""
+        in_flight.make_room()
         result = self._program(*arguments)
+        in_flight.started(arguments, result)
         if self._program._cache_size() != self._compiled:
             self._compiled = self._program._cache_size()
             # Of arguments that were given up there still are the shapes; nothing compiles again.

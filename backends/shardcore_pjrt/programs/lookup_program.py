@@ -24,7 +24,7 @@ from typing import Any, Final, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as Spec
 
 from shardcore.backend import QuantizationConfig
@@ -38,6 +38,7 @@ from shardcore_pjrt.mesh.placed_arrays import (
     table_spec,
     values_of,
 )
+from shardcore_pjrt.mesh.placing import over_devices
 from shardcore_pjrt.programs.local_bags import local_bags
 from shardcore_pjrt.programs.quantized import quantized
 from shardcore_pjrt.programs.scaled_to_norm import scaled_to_norm
@@ -140,16 +141,16 @@ def lookup_program(
 
     route = _route_arrays(mesh, geometry, shape)
     arrays_out = 1 if len(shape.bags) > AT_ONCE else len(shape.bags)
-    activations = (Spec(AXIS, None),) * arrays_out
     per_device = jax.shard_map(
         lookup,
         mesh=mesh,
         in_specs=(table_spec(geometry), {name: one.sharding.spec for name, one in route.items()}),
-        out_specs=activations,
+        out_specs=(Spec(AXIS),) * arrays_out,
         check_vma=False,  # the check cannot see that devices compute the same values
     )
-    shardings = tuple(NamedSharding(mesh, spec) for spec in activations)
-    program: Callable[..., tuple[jax.Array, ...]] = jax.jit(per_device, out_shardings=shardings)
+    program: Callable[..., tuple[jax.Array, ...]] = jax.jit(
+        per_device, out_shardings=(over_devices(mesh),) * arrays_out
+    )
     return program
 
 

@@ -13,10 +13,11 @@ from typing import Final
 
 import jax
 from jax import lax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as Spec
 
 from shardcore_pjrt.mesh.placed_arrays import AXIS
+from shardcore_pjrt.mesh.placing import over_devices
 from shardcore_pjrt.programs.compiled import Programs
 
 __all__ = ["AT_ONCE", "per_feature"]
@@ -41,7 +42,7 @@ def split_program(mesh: Mesh, bags: int, count: int) -> Callable[..., tuple[jax.
         split, mesh=mesh, in_specs=(cut, Spec()), out_specs=(cut,) * count, check_vma=False
     )
     program: Callable[..., tuple[jax.Array, ...]] = jax.jit(
-        per_device, out_shardings=(NamedSharding(mesh, cut),) * count
+        per_device, out_shardings=(over_devices(mesh),) * count
     )
     return program
 
