@@ -14,13 +14,11 @@ On CPU, start it with ``XLA_FLAGS=--xla_force_host_platform_device_count=4`` for
 from __future__ import annotations
 
 import argparse
-import gc
 import os
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from time import perf_counter
 from typing import Any, Final, Protocol
 
 import jax
@@ -40,6 +38,8 @@ from shardcore_bench.workload import (
 )
 
 import shardcore as sc
+
+from .jax_turns import Contender, seconds_per_step
 
 __all__ = ["BATCHES", "OPTIMIZERS", "Ours", "Plain", "Step", "batches_of", "check_equal", "main"]
 
@@ -203,30 +203,9 @@ def check_equal(one: Step, other: Step, batches: Sequence[Ids], rows: int) -> No
     )
 
 
-def take(step: Step, batches: Sequence[Ids], steps: int) -> float:
-    """Return the seconds of one of `steps` steps."""
-    step.wait()
-    start = perf_counter()
-    for number in range(steps):
-        step.run(batches[number % len(batches)])
-    step.wait()
-    return (perf_counter() - start) / steps
-
-
-def measured(
-    ours: Step, plain: Step, batches: Sequence[Ids], rounds: int, steps: tuple[int, int]
-) -> tuple[list[float], list[float]]:
-    """Return the seconds per step of both, one sample each per round."""
-    pairs = ((ours, steps[0], list[float]()), (plain, steps[1], list[float]()))
-    gc.collect()
-    gc.disable()
-    try:
-        for number in range(rounds):
-            for step, count, seconds in pairs if number % 2 == 0 else pairs[::-1]:
-                seconds.append(take(step, batches, count))
-    finally:
-        gc.enable()
-    return pairs[0][2], pairs[1][2]
+def turn_of(step: Step, batches: Sequence[Ids], steps: int) -> Contender:
+    """Return how a contender takes its turns, through the batches one after the other."""
+    return Contender(lambda number: step.run(batches[number % len(batches)]), step.wait, steps)
 
 
 HEADER: Final = (
@@ -244,7 +223,8 @@ def cases(options: argparse.Namespace, mesh: Mesh) -> Iterator[str]:
                 plain = Plain(SIZES, optimizer, mesh)
                 ours = Ours(SIZES, optimizer, mesh, pipeline)
                 check_equal(ours, plain, batches, SIZES.rows)
-                seconds = measured(ours, plain, batches, options.rounds, (40, 2))
+                turns = [turn_of(ours, batches, 40), turn_of(plain, batches, 2)]
+                seconds = seconds_per_step(turns, options.rounds)
                 ratios = [theirs / mine for mine, theirs in zip(*seconds, strict=True)]
                 cells = (
                     str(mesh.size),

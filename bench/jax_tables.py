@@ -15,7 +15,6 @@ On CPU, start it with ``XLA_FLAGS=--xla_force_host_platform_device_count=8`` for
 from __future__ import annotations
 
 import argparse
-import gc
 import os
 import statistics
 import sys
@@ -29,6 +28,8 @@ from numpy.typing import NDArray
 from shardcore_bench.timing import duration
 
 import shardcore as sc
+
+from .jax_turns import Contender, seconds_per_step
 
 __all__ = ["BATCHES", "Engine", "Sizes", "check_equal", "engines_of", "main", "sizes_of"]
 
@@ -98,9 +99,8 @@ class Engine:
 
     def wait(self) -> None:
         """Return when the devices are done: a row read is one that no update is to change."""
-        for table in self._engine.tables.values():
-            table[:1]
-            break
+        first, *_ = self._engine.tables.values()
+        np.asarray(first[:1])
 
     def rows(self) -> NDArray[np.float32]:
         """Return the rows of all tables, one table after the other."""
@@ -171,30 +171,6 @@ def check_equal(engines: Sequence[Engine]) -> None:
     assert not np.array_equal(before, after)
 
 
-def take(engine: Engine, steps: int) -> float:
-    """Return the seconds of one of `steps` steps."""
-    engine.wait()
-    start = perf_counter()
-    for number in range(steps):
-        engine.run(number)
-    engine.wait()
-    return (perf_counter() - start) / steps
-
-
-def measured(engines: Sequence[Engine], rounds: int, steps: int) -> NDArray[np.float64]:
-    """Return the seconds per step, (engines, rounds); the engines take turns."""
-    seconds = np.empty((len(engines), rounds))
-    gc.collect()
-    gc.disable()
-    try:
-        for number in range(rounds):
-            for at in range(len(engines)) if number % 2 == 0 else reversed(range(len(engines))):
-                seconds[at, number] = take(engines[at], steps)
-    finally:
-        gc.enable()
-    return seconds
-
-
 HEADER: Final = (
     "| devices | tables | programs | build and first step | a step "
     "| one table, as many features: ratio | one table, one feature: ratio |\n"
@@ -207,7 +183,8 @@ def lines(options: argparse.Namespace, devices: Sequence[jax.Device]) -> Iterato
     for tables in options.tables:
         engines = engines_of(sizes_of(tables), devices)
         check_equal(engines)
-        many, *of_one = measured(engines, options.rounds, options.steps)
+        turns = [Contender(engine.run, engine.wait, options.steps) for engine in engines]
+        many, *of_one = seconds_per_step(turns, options.rounds)
         cells = [str(len(devices)), str(tables), str(engines[0].programs)]
         cells += [duration(engines[0].first), duration(statistics.median(many))]
         for seconds in of_one:

@@ -331,3 +331,16 @@ def test_the_page_shows_the_errors_that_are_raised():
         "must be in [0, 20)",  # as test_own_samples.py has it
         f"{STUCK}...",
     ]
+
+
+# --- how long they take --------------------------------------------------------------------------
+
+
+def test_the_benchmark_of_two_processes_compares_what_they_trained():
+    command = [sys.executable, "-m", "bench.jax_processes"]
+    sizes = ["--rounds", "1", "--steps", "1", "--samples", "201"]  # 101 for one
+    root = Path(__file__).parents[2]
+    done = subprocess.run([*command, *sizes], cwd=root, capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^\| two processes, a device each \| [\d.]+ ms \|", done.stdout, re.M)
+    assert re.search(r"^ratio [\d.]+, [\d.]+ to [\d.]+$", done.stdout, re.M)
