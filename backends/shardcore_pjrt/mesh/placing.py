@@ -90,10 +90,11 @@ def on_mesh(array: jax.Array, mesh: Mesh) -> jax.Array:
 
 
 def with_sharding(array: jax.Array, sharding: NamedSharding) -> jax.Array:
-    """Return a device array with the sharding, on the devices of its mesh."""
-    if array.sharding == sharding:  # as most are: to be put where it lies takes much longer
-        return array
-    return jax.device_put(on_mesh(array, sharding.mesh), sharding)
+    """Return a device array cut as `sharding` says, itself if it lies so already.
+
+    `jax.device_put` would return such an array too, after more time than a small step has for it.
+    """
+    return array if array.sharding == sharding else jax.device_put(array, sharding)
 
 
 def fetched(array: jax.Array) -> NDArray[Any]:

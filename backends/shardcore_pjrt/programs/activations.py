@@ -118,10 +118,7 @@ def trimmed(mesh: Mesh, programs: Programs, padded: jax.Array, own: int, bags: i
     if padded.shape[0] != bags:
         room = padded.shape[0] // held.mesh.size
         padded = programs.get(trim_program, held.mesh, room, own, bags)(padded)
-    wanted = spread(mesh, bags)
-    if padded.sharding.is_equivalent_to(wanted, padded.ndim):
-        return padded
-    return jax.device_put(padded, wanted)
+    return with_sharding(padded, spread(mesh, bags))
 
 
 def filled_up(gradient: NDArray[Any], filling: Filling) -> NDArray[Any]:

@@ -1,9 +1,9 @@
-"""Bounds how many programs several CPU devices have before them.
+"""Programs in flight on several CPU devices: the host waits before there are too many.
 
-XLA lets a CPU device have 32 programs at a time. The launch of one more waits in a thread of the
-few, one per device, in which a collective of the programs before needs all devices to meet: nothing
-goes on from there, in plain JAX neither. So the host waits for programs that it has started, long
-before there are as many; other platforms have no such end, and nothing waits on them.
+XLA takes 32 programs for a CPU device at a time. To launch one more, it waits in one of its
+threads, of which there are as many as devices; a collective in an earlier program needs all of
+them, and so nothing goes on, in plain JAX either. Other platforms have no such limit: there the
+host never waits.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _lock = threading.Lock()
 
 
 def make_room() -> None:
-    """Return when less than `MOST` programs are in flight.
+    """Wait until fewer than `MOST` programs are in flight.
 
-    A program that failed is not in flight: its error is raised where its result is read. A result
-    that was given up went into a younger program, which is waited for in its turn.
+    The error of a program that failed is raised where its result is read, not here. A result that
+    was donated since went into a later program, which is waited for in its turn.
     """
     while True:
         with _lock:
@@ -48,15 +48,15 @@ def make_room() -> None:
 def _is_done(result: jax.Array | None) -> bool:
     try:
         return result is None or result.is_ready()
-    except RuntimeError:  # given up
+    except RuntimeError:  # donated
         return False
 
 
 def started(arguments: Any, result: Any) -> None:
     """Count a program that has been started, if it runs on several CPU devices.
 
-    Its smallest result is kept until it is done. What came of arrays that were given up, as those
-    of a table are, is kept by whoever gave them, and for no longer than that.
+    Its smallest result is kept until it is done; only by a weak reference if the program took
+    donated arrays, as updates do: what it returned is the table, which goes when its engine does.
 
     Parameters
     ----------
@@ -70,8 +70,8 @@ def started(arguments: Any, result: Any) -> None:
     if len(devices) == 1 or next(iter(devices)).platform != "cpu":
         return
     smallest = min(results, key=lambda one: one.nbytes)
-    given_up = any(
+    donated = any(
         one.is_deleted() for one in jax.tree.leaves(arguments) if isinstance(one, jax.Array)
     )
     with _lock:
-        _flight.append(weakref.ref(smallest) if given_up else lambda: smallest)
+        _flight.append(weakref.ref(smallest) if donated else lambda: smallest)
