@@ -14,6 +14,7 @@ cdef struct Rule:               # how an optimizer updates rows in one step
     Py_ssize_t sections         # ranges of rows gone through side by side, see `walk_of`
     Py_ssize_t ahead            # rows between asking for one and updating it
     bint into_first             # whether they are asked for for the first cache
+    bint all_into_first         # and their slots and gradients, too
 
 cdef struct Target:             # an update of one table, in plain memory
     Stored stored
@@ -38,8 +39,8 @@ cdef class UpdateRule:
     `context`, `hyper` and `step`. `by_occurrence`: once for each gradient of a row, not once for
     their sum. At most UPDATE_ROWS rows make a `block`, and `block_bytes` of rows and slots, but one row
     does; neighbours come from `sections` ranges of the rows in turn. A row is asked for so many rows
-    `ahead`; `into_first`: wide ones for the first cache, as far as there is room. `held` keeps the
-    function.
+    `ahead`; `into_first`: for the first cache; wide ones with their slots and gradients, as far as there is
+    room. `held` keeps the function.
     """
 
     cdef Rule rule
@@ -140,8 +141,8 @@ cdef inline Rule fitted(Rule rule, const Stored* stored) noexcept nogil:
     for k in range(stored.slots):
         bytes += stored.slot_bytes[k]
     rule.block = max(min(rule.block, rule.block_bytes // bytes), 1)
-    rule.into_first = rule.into_first and row >= WIDE_ROW
-    if rule.into_first:     # gradients go there too
+    rule.all_into_first = rule.into_first and row >= WIDE_ROW
+    if rule.all_into_first:
         rule.ahead = max(min(rule.ahead, FIRST_BYTES // (bytes + row)), 1)
     return rule
 
@@ -276,6 +277,10 @@ cdef inline Walk walk_of(const Target* target, Py_ssize_t first, Py_ssize_t last
 cdef inline Py_ssize_t next_place(Walk* walk) noexcept nogil:
     """Return which row comes next; -1 after the last."""
     cdef Py_ssize_t place
+    if walk.sections == 1:
+        place = walk.turn
+        walk.turn += 1
+        return walk.first + place if place < walk.rows else -1
     while walk.turn < walk.length:
         place = walk.section * walk.length + walk.turn
         walk.section += 1
@@ -299,34 +304,38 @@ cdef inline Py_ssize_t long_at(const Target* target, Py_ssize_t place) noexcept 
     return first
 
 
-cdef inline void ask(const void* bytes, Py_ssize_t size, bint into_first) noexcept nogil:
+cdef inline void ask_to_write(const void* bytes, Py_ssize_t size, bint into_first) noexcept nogil:
     if into_first:
         ask_for_row_near(bytes, size)
     else:
         ask_for_update(bytes, size)
 
 
+cdef inline void ask_to_read(const void* bytes, Py_ssize_t size, bint into_first) noexcept nogil:
+    if into_first:
+        ask_for_row_near(bytes, size)
+    else:
+        ask_for_row(bytes, size)
+
+
 cdef inline void ask_for_next(Walk* asking, row_t* table, const value_t* gradients__gd,
                               const Target* target) noexcept nogil:
     """Ask for what the update of the next row needs: itself, its slots, and its gradients."""
     cdef Py_ssize_t place = next_place(asking), dim = target.stored.dim, k, i, lo, hi
-    cdef bint into_first = target.rule.into_first
+    cdef bint all_into_first = target.rule.all_into_first
     cdef int64_t row
     if place < 0:
         return
     row, lo, hi = target.unique[place], target.run_splits[place], target.run_splits[place + 1]
-    ask(table + row * dim, dim * sizeof(row_t), into_first)
+    ask_to_write(table + row * dim, dim * sizeof(row_t), target.rule.into_first)
     for k in range(target.stored.slots):
-        ask(target.stored.slot_bases[k] + row * target.stored.slot_bytes[k],
-            target.stored.slot_bytes[k], into_first)
+        ask_to_write(target.stored.slot_bases[k] + row * target.stored.slot_bytes[k],
+                     target.stored.slot_bytes[k], all_into_first)
     if hi - lo >= LONG_RUN:
         hi = lo if target.long_sums != NULL else lo + FAR
     for i in range(lo, hi):
-        if into_first:
-            ask_for_row_near(gradients__gd + <Py_ssize_t>target.sources[i] * dim,
-                             dim * sizeof(value_t))
-        else:
-            ask_for_row(gradients__gd + <Py_ssize_t>target.sources[i] * dim, dim * sizeof(value_t))
+        ask_to_read(gradients__gd + <Py_ssize_t>target.sources[i] * dim, dim * sizeof(value_t),
+                    all_into_first)
 
 
 cdef void _update(row_t* table, Py_ssize_t first, Py_ssize_t last, Target* target,
