@@ -257,6 +257,9 @@ class Placement(ABC):
 
     def _gather_from_homes(self, slot: str | None, rows: NDArray[np.int64]) -> NDArray[Any]:
         local, row_splits, inverse = self.layout.partition(rows)
+        for host, count in enumerate(np.diff(row_splits)):
+            if count == rows.size:  # as of a piece of a checkpoint; they are in order already
+                return self.stores[host].gather(slot, local)
         parts = [
             store.gather(slot, local[row_splits[host] : row_splits[host + 1]])
             for host, store in enumerate(self.stores)
