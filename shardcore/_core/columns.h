@@ -62,28 +62,25 @@
 #define SC_INLINE static inline
 #endif
 
-/* Ask for every line of a row: for the second-level cache, for the first, or to write to it. Of few lines without a
-   loop: its end is foretold wrongly wherever something else varied before, and holds up what is asked for. Of more
-   lines with one: asked for all at once, they are held up themselves. To compilers a function that only asks has no
+/* As many as a row of 256 bytes has that begins within a line. */
+#define SC_FEW_LINES 5
+
+/* Ask for every line of a row: for the second-level cache, for the first, or to write to it. Of few lines the loop
+   is unrolled: its end is foretold wrongly wherever something else varied before, and holds up what is asked for.
+   Of more it is not: asked for all at once, they are held up themselves. To compilers a function that only asks has no
    effect, and they drop calls of it: the barrier is one. */
 #define SC_DEFINE_ASKING(NAME, PREFETCH)                                                           \
     SC_INLINE void NAME(const void *row, ptrdiff_t size) {                                         \
+        const size_t first = (size_t)row & ~(size_t)(SC_LINE - 1);                                 \
         const size_t end = (size_t)row + (size_t)size;                                             \
-        size_t at = (size_t)row & ~(size_t)(SC_LINE - 1);                                          \
-        if (end - at > 5 * SC_LINE)                                                                \
-            for (; at < end; at += SC_LINE)                                                        \
+        size_t at;                                                                                 \
+        if (end - first > SC_FEW_LINES * SC_LINE)                                                  \
+            for (at = first; at < end; at += SC_LINE)                                              \
                 PREFETCH((const void *)at);                                                        \
-        else {                                                                                     \
-            PREFETCH((const void *)at);                                                            \
-            if (end - at > SC_LINE)                                                                \
-                PREFETCH((const void *)(at + SC_LINE));                                            \
-            if (end - at > 2 * SC_LINE)                                                            \
-                PREFETCH((const void *)(at + 2 * SC_LINE));                                        \
-            if (end - at > 3 * SC_LINE)                                                            \
-                PREFETCH((const void *)(at + 3 * SC_LINE));                                        \
-            if (end - at > 4 * SC_LINE)                                                            \
-                PREFETCH((const void *)(at + 4 * SC_LINE));                                        \
-        }                                                                                          \
+        else                                                                                       \
+            SC_UNROLL for (at = 0; at < SC_FEW_LINES * SC_LINE; at += SC_LINE)                     \
+                if (end - first > at)                                                              \
+                    PREFETCH((const void *)(first + at));                                          \
         SC_KEEP();                                                                                 \
     }
 SC_DEFINE_ASKING(sc_ask_for_row, SC_PREFETCH_READ)

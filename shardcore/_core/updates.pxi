@@ -255,8 +255,8 @@ cdef struct Walk:       # through the rows of a range: of several sections of it
     Py_ssize_t rows
     Py_ssize_t sections
     Py_ssize_t length   # of a section
-    Py_ssize_t section
-    Py_ssize_t turn
+    Py_ssize_t turn     # rows of each section that were gone through
+    Py_ssize_t place    # of the next row, from the first on
 
 
 cdef inline Walk walk_of(const Target* target, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
@@ -266,7 +266,7 @@ cdef inline Walk walk_of(const Target* target, Py_ssize_t first, Py_ssize_t last
     one or two to a page, take a fifth longer to read and write than rows of a few pages in turn.
     """
     cdef Walk walk
-    walk.first, walk.rows, walk.section, walk.turn = first, last - first, 0, 0
+    walk.first, walk.rows, walk.turn, walk.place = first, last - first, 0, 0
     walk.sections = target.rule.sections
     if walk.rows < walk.sections * target.rule.block:
         walk.sections = 1
@@ -277,16 +277,12 @@ cdef inline Walk walk_of(const Target* target, Py_ssize_t first, Py_ssize_t last
 cdef inline Py_ssize_t next_place(Walk* walk) noexcept nogil:
     """Return which row comes next; -1 after the last."""
     cdef Py_ssize_t place
-    if walk.sections == 1:
-        place = walk.turn
-        walk.turn += 1
-        return walk.first + place if place < walk.rows else -1
     while walk.turn < walk.length:
-        place = walk.section * walk.length + walk.turn
-        walk.section += 1
-        if walk.section == walk.sections:
-            walk.section = 0
+        place = walk.place
+        walk.place += walk.length
+        if walk.place >= walk.sections * walk.length:
             walk.turn += 1
+            walk.place = walk.turn
         if place < walk.rows:
             return walk.first + place
     return -1
