@@ -548,25 +548,6 @@ cdef void _row_dots(const row_t* table, Py_ssize_t dim, const index_t* ids__n,
             out__n[i] = total
 
 
-# --- gradients as they are given ------------------------------------------------------------------
-
-def all_finite(const value_t[::1] values__n):
-    """Return whether no value is infinite or NaN. O(n)."""
-    cdef Py_ssize_t n = values__n.shape[0], i
-    cdef const void* values = &values__n[0] if n else NULL
-    cdef uint32_t found = 0
-    cdef uint64_t wide_found = 0
-    with nogil:
-        # An exponent of ones and one more carry into the sign: no branch, many at once.
-        for i in range(n):
-            if value_t is float64_t:
-                wide_found |= ((<const uint64_t*>values)[i] & <uint64_t>0x7ff0000000000000) + (
-                    <uint64_t>1 << 52)
-            else:
-                found |= ((<const uint32_t*>values)[i] & 0x7f800000) + (<uint32_t>1 << 23)
-    return not (found >> 31 or wide_found >> 63)
-
-
 # --- scatter -----------------------------------------------------------------------------------
 
 cdef enum Operation:
@@ -654,5 +635,6 @@ cdef void _scatter(scatter_t* table, Py_ssize_t dim, const index_t* ids__n, Py_s
 
 include "shares.pxi"
 include "stored_rows.pxi"
+include "finite.pxi"
 include "lookups.pxi"
 include "updates.pxi"

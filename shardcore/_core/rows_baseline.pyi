@@ -19,7 +19,6 @@ gather: _Fused  # [index](table bytes, ids, out bytes)
 put: _Fused  # [index](table bytes, ids, value bytes)
 row_dots: _Fused  # [index, value](table bytes, kind, ids, row_splits, gradients, out)
 scatter: _Fused  # [index](table bytes, kind, dim, ids, value bytes, operation)
-all_finite: _Fused  # [value](values) -> bool
 sum_long_runs: _Fused  # [value](gradients, sources, gains, run_splits, runs, scratch values,
 #                                scratch numbers, out)
 
@@ -73,6 +72,11 @@ class Updates:
     ) -> None: ...
     def cut(self, most: int, least: int) -> int: ...
     def make(self, scratch: NDArray[np.uint8], most: int = ...) -> None: ...
+
+class FiniteTests:
+    def add(self, values: NDArray[Any]) -> None: ...
+    def cut(self, most: int, least: int) -> int: ...
+    def make(self, most: int = ...) -> bool: ...
 
 class Lookups:
     def add(

@@ -131,8 +131,10 @@ def sorted_rows_of_tables(
     few_rows: list[int] = []
     rows_left = left = 0
     for at, (features, num_rows, value) in enumerate(tables):
-        count = sum([bags.ids.size for bags in features])
-        unweighted = all(bags.weights is None for bags in features)
+        count, unweighted = 0, True
+        for bags in features:
+            count += bags.ids.size
+            unweighted = unweighted and bags.weights is None
         if count > _SMALL_BATCH or num_rows > _MOST_ROWS or not unweighted:
             if unweighted and len(features) == 1 and has_few_rows(count, num_rows):
                 few_rows.append(at)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from types import MethodType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,7 +128,9 @@ def read_gradients(
     leaves : sequence
         As the caller gave them, per feature.
     backend : Backend
-    check, keep : bool
+    check : bool
+        Whether every value must be finite in the working dtype.
+    keep : bool
         As in `read_gradient`.
 
     Raises
@@ -137,6 +139,7 @@ def read_gradients(
         If one breaks a rule, or its table has no optimizer.
     """
     values: list[Any] = []
+    read: list[tuple[int, NDArray[Any]]] = []
     on_device = False
     takes = backend.takes_gradient
     for at, (feature, leaf) in enumerate(zip(features, leaves, strict=True)):
@@ -149,8 +152,8 @@ def read_gradients(
             raise ShardcoreValueError(f"{path} must be None: table {spec.name!r} has no optimizer")
         shape = (*prepared.shape, spec.dim)
         if prepared.max_splits is not None:  # its activations were given on the host
-            own = read_gradient(leaf, shape, feature.value, path, check, keep)
-            assert own is not None, "a leaf is given"
+            own = read_gradient(leaf, shape, feature.value, path, keep)
+            read.append((at, own))
             values.append(MaxGradient(own, batch, at))
             continue
         try:
@@ -161,8 +164,25 @@ def read_gradients(
             values.append(device_gradient(leaf, shape, path))
             on_device = True
             continue
-        values.append(read_gradient(leaf, shape, feature.value, path, check, keep))
+        own = read_gradient(leaf, shape, feature.value, path, keep)
+        read.append((at, own))
+        values.append(own)
+    if check and not all_finite([own for _, own in read]):
+        for at, own in read:
+            if not all_finite([own]):
+                _refuse(features[at], batch.prepared[at].shape, leaves[at], own)
     return Gradients(values, check and on_device)
+
+
+def _refuse(
+    feature: PlannedFeature, batch_shape: tuple[int, ...], leaf: Any, own: NDArray[Any]
+) -> NoReturn:
+    """Raise the error of a gradient that is not finite, with its first such value as given."""
+    path, dtype = feature.gradient_path, feature.value
+    at = int(np.argmin(np.isfinite(own)))
+    shape = (*batch_shape, feature.spec.dim)
+    value = _real_numbers(leaf, dtype, path).flat[at]
+    raise ShardcoreValueError(_not_finite(path, shape, at, value, dtype))
 
 
 def table_updates(
@@ -296,14 +316,13 @@ def read_gradient(
     shape: tuple[int, ...],
     dtype: np.dtype[Any],
     path: str,
-    check: bool = True,
     keep: bool = False,
-) -> NDArray[Any] | None:
-    """Return a feature's gradient as (bags, dim) of the working dtype, or None for none.
+) -> NDArray[Any]:
+    """Return a feature's gradient as (bags, dim) of the working dtype, in one piece.
 
     Parameters
     ----------
-    leaf : array_like or None
+    leaf : array_like
         Of any real dtype, shaped like the activations.
     shape : tuple of int
         That of the activations.
@@ -311,8 +330,6 @@ def read_gradient(
         The working dtype.
     path : str
         Its place in the structure; begins every message.
-    check : bool
-        Whether every value must be finite in the working dtype.
     keep : bool
         Whether it outlives the call: then it shares no memory with what the caller gave.
 
@@ -321,33 +338,33 @@ def read_gradient(
     ShardcoreTypeError
         If it is no array of real numbers.
     ShardcoreValueError
-        If its shape differs, or a value is not finite, or does not fit the working dtype.
+        If its shape differs.
 
     Examples
     --------
     >>> read_gradient([[1, 2]], (1, 2), np.dtype("float32"), "gradients")
     array([[1., 2.]], dtype=float32)
     """
-    if leaf is None:
-        return None
-    array = leaf if type(leaf) is np.ndarray else read_array(leaf, path)
+    array = _real_numbers(leaf, dtype, path)
+    _check_shape(array.shape, shape, path)
+    if array.dtype == dtype:
+        cast = array.copy() if keep else array
+    else:
+        with np.errstate(over="ignore"):  # found where all values are tested
+            cast = array.astype(dtype)
+    whole = np.ascontiguousarray(cast)  # or one of several side by side
+    return whole if len(shape) == 2 else whole.reshape(-1, shape[-1])
+
+
+def _real_numbers(leaf: Any, dtype: np.dtype[Any], path: str) -> NDArray[Any]:
+    """Return a gradient as a NumPy array of real numbers, in `dtype` or another of NumPy's."""
+    array: NDArray[Any] = leaf if type(leaf) is np.ndarray else read_array(leaf, path)
     array = array[...]  # a view whose shape only we can change
     if array.dtype != dtype:
         if array.dtype.kind == "b" or array.dtype.kind == "c":
             raise ShardcoreTypeError(f"{path} must be real numbers, got dtype {array.dtype}")
         array = as_floats(array, path)
-    _check_shape(array.shape, shape, path)
-    if array.dtype == dtype:
-        cast = array.copy() if keep else array
-    else:
-        with np.errstate(over="ignore"):  # raised below, with its position
-            cast = array.astype(dtype)
-    # In one piece before it is checked: one of several side by side is looked at row by row else.
-    whole = np.ascontiguousarray(cast)
-    if check and not all_finite(whole):
-        at = int(np.argmin(np.isfinite(whole)))
-        raise ShardcoreValueError(_not_finite(path, shape, at, array.flat[at], dtype))
-    return whole if len(shape) == 2 else whole.reshape(-1, shape[-1])
+    return array
 
 
 def device_gradient(leaf: Any, shape: tuple[int, ...], path: str) -> Any:

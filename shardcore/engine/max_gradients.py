@@ -49,7 +49,7 @@ def at_occurrences(updates: Sequence[TableUpdate]) -> list[TableUpdate]:
 
 def _at_occurrences(update: TableUpdate) -> TableUpdate:
     given = update.gradients
-    if not any(isinstance(one, MaxGradient) for one in given):
+    if MaxGradient not in map(type, given):
         return update
     arrays = [one.of_occurrences() if isinstance(one, MaxGradient) else one for one in given]
     return replace(update, gradients=tuple(arrays))

@@ -111,10 +111,10 @@ def _combine_many(
         return False
     if weights is not None:
         weights = weights[...]
-        if not (weights.shape == ids.shape and _fit(weights, out.dtype) and all_finite(weights)):
+        if not (weights.shape == ids.shape and _fit(weights, out.dtype) and all_finite([weights])):
             return False
     divisor = divisors(_COMBINERS[divided], own_splits, weights, out.dtype)
-    if weights is not None and divisor is not None and not all_finite(divisor):
+    if weights is not None and divisor is not None and not all_finite([divisor]):
         return False  # finite weights whose sum is not
     return reduce_bags(rows, ids, own_splits, weights, divisor, out)
 

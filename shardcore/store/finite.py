@@ -1,31 +1,41 @@
-"""Whether numbers are finite, without an array of answers. The face of ``_core/rows.pxi``."""
+"""Whether numbers are finite, without an array of answers. The face of ``_core/finite.pxi``."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from numpy.typing import NDArray
 
+from shardcore.store import threads
 from shardcore.store.instruction_set import best_module
-from shardcore.store.segment_reduce import TYPE_NAMES
 
 __all__ = ["all_finite"]
 
 _kernel = best_module("shardcore._core.rows")
 
 
-def all_finite(values: NDArray[Any]) -> bool:
-    """Return whether no value is infinite or NaN.
+def all_finite(arrays: Iterable[NDArray[Any]]) -> bool:
+    """Return whether no value of any array is infinite or NaN, by threads that share them out.
 
     Parameters
     ----------
-    values : ndarray of float32 or float64, any shape, C-contiguous, aligned
+    arrays : iterable of ndarray of float32 or float64, any shape, C-contiguous, aligned
 
     Examples
     --------
     >>> import numpy as np
-    >>> all_finite(np.array([1.0, 2.0])), all_finite(np.array([[1.0, np.nan]]))
+    >>> all_finite([np.array([1.0, 2.0])]), all_finite([np.ones(2), np.array([[1.0, np.nan]])])
     (True, False)
     """
-    found: Any = _kernel.all_finite[TYPE_NAMES[values.dtype]](values.reshape(-1))
-    return bool(found)
+    tests = _kernel.FiniteTests()
+    for array in arrays:
+        tests.add(array)
+    count = threads.cut(tests, threads.PIECE)
+    finite = [True] * count
+
+    def make(number: int) -> None:
+        finite[number] = tests.make()
+
+    threads.run(count, make)
+    return all(finite)

@@ -43,8 +43,8 @@ def look_up(requests: Sequence[Request]) -> bool:
     (True, [[4.0, 6.0]])
     """
     lookups = _kernel.Lookups()
-    for rows, *bags in requests:
-        lookups.add(rows.found, *bags)
+    for rows, ids, row_splits, weights, divisors, out in requests:
+        lookups.add(rows.found, ids, row_splits, weights, divisors, out)
     count = threads.cut(lookups, threads.PIECE)
     right = [True] * count
 

@@ -280,7 +280,8 @@ def _groups(updates: Sequence[RowUpdate]) -> list[slice]:
     groups, first, work = [], 0, 0
     for at, update in enumerate(updates):
         splits = update.occurrences.run_splits
-        work += int(splits[-1] - splits[0] + splits.size) * update.gradients.shape[1]
+        occurrences = splits.item(-1) - splits.item(0)
+        work += (occurrences + splits.size) * update.gradients.shape[1]
         if work >= _TOGETHER:
             groups.append(slice(first, at + 1))
             first, work = at + 1, 0

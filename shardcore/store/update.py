@@ -280,7 +280,7 @@ def _summed_first(update: RowUpdate) -> tuple[NDArray[np.int64] | None, NDArray[
     least = _TIMES_READ * len(gradients)
     if not update.optimizer.accumulate or gradients.nbytes < _GRADIENT_BYTES:
         return None, None
-    occurrences = int(runs.run_splits[-1] - runs.run_splits[0])
+    occurrences = runs.run_splits.item(-1) - runs.run_splits.item(0)
     if occurrences < least:
         return None, None
     places = np.empty(occurrences // _kernel.LONG_RUN_LENGTH, np.int64)

@@ -1,0 +1,81 @@
+"""Tests of arrays: whether all of their numbers are finite.
+
+A part of ``rows.pxi``. Those of all gradients of a step are shared out: see ``shares.pxi``.
+"""
+
+cdef enum:
+    MOST_NUMBERS = 1 << 18      # of a part: one share does all of it
+
+cdef int64_t no_values[2]       # the splits of a part of one segment, whose work is its cost
+
+cdef struct Numbers:            # an array, or a piece of one, in plain memory
+    const void* values
+    Py_ssize_t count
+    bint wide                   # whether they are of float64
+
+
+cdef class FiniteTests(Shares):
+    """Tests of arrays: added one by one, cut into shares, made by any number of threads."""
+
+    cdef Numbers* numbers
+
+    def __dealloc__(self):
+        PyMem_Free(self.numbers)
+
+    def add(self, values):
+        """Add an array of float32 or float64, C-contiguous, of any shape."""
+        cdef Py_buffer view
+        cdef Numbers numbers
+        cdef const char* start
+        cdef Py_ssize_t size, left
+        cdef bint right
+        PyObject_GetBuffer(values, &view, PyBUF_ND | PyBUF_FORMAT)
+        numbers.wide = holds(&view, b"d", sizeof(float64_t))
+        right = numbers.wide or holds(&view, b"f", sizeof(float32_t))
+        start, size, left = <const char*>view.buf, view.itemsize, view.len
+        PyBuffer_Release(&view)
+        if not right:
+            raise TypeError("a test must have an array of float32 or float64")
+        while left > 0:
+            numbers.values, numbers.count = start, min(left // size, MOST_NUMBERS)
+            self.numbers = <Numbers*>with_room(self.numbers, self.count, sizeof(Numbers))
+            self.numbers[self.count] = numbers
+            self.append(no_values, 1, numbers.count, True, values)
+            start += numbers.count * size
+            left -= numbers.count * size
+
+    def make(self, Py_ssize_t most=ALL):
+        """Make shares that no thread has begun, at most so many; return whether all is finite there.
+
+        O(n).
+        """
+        cdef Py_ssize_t share, at
+        cdef bint finite = True
+        with nogil:
+            while most > 0:
+                share = self.next_share()
+                if share == self.shares:
+                    break
+                for at in range(self.borders[share].part, self.part_after(share)):
+                    if self.numbers[at].wide:
+                        finite &= are_finite(<const float64_t*>self.numbers[at].values,
+                                             self.numbers[at].count)
+                    else:
+                        finite &= are_finite(<const float32_t*>self.numbers[at].values,
+                                             self.numbers[at].count)
+                most -= 1
+        return finite
+
+
+cdef inline bint are_finite(const value_t* values, Py_ssize_t count) noexcept nogil:
+    cdef Py_ssize_t i
+    cdef uint32_t found = 0
+    cdef uint64_t wide_found = 0
+    # An exponent of ones and one more carry into the sign: no branch, many at once.
+    for i in range(count):
+        if value_t is float64_t:
+            wide_found |= ((<const uint64_t*>values)[i] & <uint64_t>0x7ff0000000000000) + (
+                <uint64_t>1 << 52)
+        else:
+            found |= ((<const uint32_t*>values)[i] & 0x7f800000) + (<uint32_t>1 << 23)
+    return not (found >> 31 or wide_found >> 63)
