@@ -15,9 +15,9 @@ from shardcore_bench.workload import DISTRIBUTIONS, Sizes
 jax = pytest.importorskip("jax", reason="jax is not installed")
 pytest.importorskip("optax", reason="optax is not installed")
 
-import shardcore as sc  # noqa: E402 - as below
+import shardcore as sc  # noqa: E402 - after the checks of what is installed
 
-from . import jax_step, jax_tables  # noqa: E402 - they import both
+from . import jax_step, jax_tables  # noqa: E402 - they import jax and optax
 
 
 @pytest.mark.benchmark(group="pjrt-step")
