@@ -10,10 +10,8 @@ root of its own square is not left over from rounding.
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
+import oracles
 import pytest
 
 import shardcore as sc
@@ -23,10 +21,6 @@ from shardcore.plugins import registry
 from shardcore.store.occurrences import sort_occurrences
 from shardcore.store.row_update import RowUpdate
 from shardcore.store.update import update_rows, updated
-
-_spec = importlib.util.spec_from_file_location("oracles", Path(__file__).with_name("oracles.py"))
-oracles = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(oracles)
 
 NARROW, WIDE = (1, 7), (64, 100)  # one chunk of a row's squares in the kernel, and beyond
 TABLE, TOUCHED = 53, 35  # more rows than one block of the kernel, and rows that no batch names
