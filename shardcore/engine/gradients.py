@@ -347,12 +347,12 @@ def read_gradient(
     """
     array = _real_numbers(leaf, dtype, path)
     _check_shape(array.shape, shape, path)
-    if array.dtype == dtype:
-        cast = array.copy() if keep else array
-    else:
+    whole = array
+    if array.dtype != dtype:
         with np.errstate(over="ignore"):  # found where all values are tested
-            cast = array.astype(dtype)
-    whole = np.ascontiguousarray(cast)  # or one of several side by side
+            whole = array.astype(dtype, order="C")
+    elif keep or not (array.flags.c_contiguous and array.flags.aligned):
+        whole = array.copy()
     return whole if len(shape) == 2 else whole.reshape(-1, shape[-1])
 
 

@@ -246,3 +246,24 @@ def test_dtypes_train_in_their_working_dtype(dtype):
     tolerance = {"float64": 1e-15, "float32": 1e-6, "float16": 1e-3, "bfloat16": 8e-3}[dtype]
     after = np.asarray(e.tables["t"]).astype(working)
     np.testing.assert_allclose(after, w, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("where", BACKENDS)
+def test_gradients_may_lie_anywhere_and_in_any_order(where, dtype):
+    """As in a record or a message: kernels read numbers of C-ordered, aligned arrays only."""
+    gradients = np.arange(8, dtype=dtype).reshape(2, 4)
+    anywhere = np.ndarray((2, 4), dtype, bytearray(gradients.nbytes + 1), offset=1)
+    anywhere[...] = gradients
+    assert not anywhere.flags.aligned
+    swapped = gradients.astype(gradients.dtype.newbyteorder())
+    trained = []
+    for given in (gradients, anywhere, np.asfortranarray(gradients), swapped):
+        table = TableConfig(9, 4, dtype=dtype, combiner="sum", initializer=ROWS, name="t")
+        e = engine(FeatureConfig(table), sc.optimizers.SGD(learning_rate=0.5), **where)
+        e.enqueue([[1, 2], [8]])
+        e.dequeue()
+        e.apply_gradients(given)
+        trained.append(np.asarray(e.tables["t"]))
+    for found in trained[1:]:
+        np.testing.assert_array_equal(found, trained[0])

@@ -1,4 +1,4 @@
-"""Reads by every index, and where TensorFlow's ShardedVariable answers something else, or nothing."""
+"""Reads by every index, and where TensorFlow's ShardedVariable answers other things, or nothing."""
 
 from __future__ import annotations
 
