@@ -31,8 +31,9 @@
 
 /* Occurrences between asking for a row and using it: from memory, for the second-level cache, far ahead;
    from there, for the first, near. Or from memory for the first at once, as far ahead as has room there, or
-   half as far: of few rows the second cache may have most. `ask` of a sum has a bit for each, and one for
-   rows that do not begin where cache lines do, which end in one line more. */
+   half as far: of few rows the second cache may have most. `ask` of a sum has a bit for each, one for every
+   other line, far ahead, where processors read the other half of a pair by themselves, and one for rows that
+   do not begin where cache lines do, which end in one line more. */
 #define SC_FAR 64
 #define SC_NEAR 16
 #define SC_FIRST(ask, row_bytes)                                                                   \
@@ -44,6 +45,7 @@
 #define SC_ASK_FIRST 4
 #define SC_ASK_SOON 8
 #define SC_ASK_END 16
+#define SC_ASK_HALF 32
 
 #if defined(__clang__)
 #define SC_VECTORS(number, bytes) number __attribute__((vector_size(bytes), aligned(sizeof(number)), may_alias))

@@ -3,6 +3,7 @@
 ::
 
     KINDS             the kinds of elements that kernels of rows tell apart, by the names of dtypes
+    ASKING            the ways in which kernels ask for rows ahead, which suit different processors
     UPDATE_VERSION    of the C boundary of optimizers, see shardcore_update.h
     UPDATE_CAPSULES   what capsules with an update are named, by the names of working dtypes
 """
@@ -10,7 +11,9 @@
 from shardcore_update cimport (
     SHARDCORE_UPDATE_FLOAT32, SHARDCORE_UPDATE_FLOAT64, SHARDCORE_UPDATE_VERSION,
 )
-from types cimport BFLOAT, FLOAT32, FLOAT64, HALF, INT32, INT64
+from types cimport (
+    BFLOAT, BY_LINES, BY_PAIRS, FLOAT32, FLOAT64, HALF, INT32, INT64, INTO_FIRST,
+)
 
 KINDS = {
     "float32": FLOAT32,
@@ -20,6 +23,8 @@ KINDS = {
     "int32": INT32,
     "int64": INT64,
 }
+
+ASKING = {"by pairs": BY_PAIRS, "by lines": BY_LINES, "into first": INTO_FIRST}
 
 UPDATE_VERSION = SHARDCORE_UPDATE_VERSION
 

@@ -10,9 +10,12 @@ cdef extern from *:
     #define SC_NAME(feature) feature,
     #define SC_ANSWER(feature) SC_CPU_HAS(feature),
     static const char *sc_feature_names[] = {SC_EACH_FEATURE(SC_NAME) 0};
-    static int sc_is_amd(void) {
+    static int sc_amd_family(void) {
+        unsigned int signature, other;
         sc_cpu_init();
-        return SC_CPU_IS("amd");
+        if (!SC_CPU_IS("amd") || !SC_CPU_ASK(1, signature, other))
+            return 0;
+        return (int)((signature >> 8 & 15) + (signature >> 20 & 255));
     }
     static void sc_feature_answers(int *answers) {
         sc_cpu_init();
@@ -22,7 +25,7 @@ cdef extern from *:
     """
     const char* sc_feature_names[]
     void sc_feature_answers(int* answers) nogil
-    bint sc_is_amd() nogil
+    int sc_amd_family() nogil
 
 
 def features():
@@ -37,6 +40,9 @@ def features():
     return found
 
 
-def is_amd():
-    """Return whether this is an x86 processor of AMD's."""
-    return sc_is_amd()
+def amd_family():
+    """Return the family of an x86 processor of AMD's: 23 and 25 up to Zen 4, 26 Zen 5; 0 of others.
+
+    The base family and the extended one of CPUID's leaf 1, added up.
+    """
+    return sc_amd_family()

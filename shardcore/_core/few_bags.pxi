@@ -15,7 +15,9 @@ from libc.math cimport sqrt, sqrtf
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
 from shardcore._core.partition cimport Placement, Rule, addresses_of
-from types cimport BFLOAT, FLOAT64, HALF, float32_t, float64_t, index_t, value_t
+from types cimport (
+    BFLOAT, BY_LINES, FLOAT64, HALF, INTO_FIRST, float32_t, float64_t, index_t, value_t,
+)
 
 include "plain_arrays.pxi"
 include "row_sums.pxi"
@@ -39,9 +41,8 @@ cdef class FewBags:
     """The rows of a table, or of its shards, for lookups of few bags.
 
     Made of the address of each shard's first row, where `placement` finds rows among several, the
-    bytes from row to row, their kind, columns and number, whether the first cache takes rows that
-    are asked for far ahead, what does as `combine` does where bags are not few, or None, and what
-    holds on to the memory.
+    bytes from row to row, their kind, columns and number, the way in which rows are asked for ahead,
+    what does as `combine` does where bags are not few, or None, and what holds on to the memory.
     """
 
     cdef const int64_t[::1] bases__s
@@ -52,17 +53,17 @@ cdef class FewBags:
     cdef int kind
     cdef Py_ssize_t dim
     cdef int64_t rows
-    cdef bint into_first
+    cdef int asking
     cdef object combine_many
     cdef object held
 
     def __init__(self, const int64_t[::1] bases__s, Placement placement, Py_ssize_t stride,
-                 int kind, Py_ssize_t dim, int64_t rows, bint into_first, combine_many,
+                 int kind, Py_ssize_t dim, int64_t rows, int asking, combine_many,
                  held):
         self.bases__s, self.placement, self.stride = bases__s, placement, stride
         self.bases, self.rule = &bases__s[0], NULL if placement is None else &placement.rule
         self.kind, self.dim, self.rows, self.held = kind, dim, rows, held
-        self.into_first, self.combine_many = into_first, combine_many
+        self.asking, self.combine_many = asking, combine_many
 
     def combine(self, values, row_splits, weights, int divided, out):
         """Write the combined rows of each bag to `out`; return whether that was done.
@@ -140,23 +141,27 @@ cdef class FewBags:
         """Choose the body for the type of the rows."""
         if self.kind == FLOAT64:
             return combine(<const float64_t*>table, stride, self.dim, ids__n, limit, n, splits, bags,
-                           self.into_first, divided, <float64_t*>out)
+                           self.asking, divided, <float64_t*>out)
         if self.kind == HALF:
             return combine(<const half_t*>table, stride, self.dim, ids__n, limit, n, splits, bags,
-                           self.into_first, divided, <float32_t*>out)
+                           self.asking, divided, <float32_t*>out)
         if self.kind == BFLOAT:
             return combine(<const bfloat_t*>table, stride, self.dim, ids__n, limit, n, splits, bags,
-                           self.into_first, divided, <float32_t*>out)
+                           self.asking, divided, <float32_t*>out)
         return combine(<const float32_t*>table, stride, self.dim, ids__n, limit, n, splits, bags,
-                       self.into_first, divided, <float32_t*>out)
+                       self.asking, divided, <float32_t*>out)
 
 
 cdef bint combine(const row_t* table, Py_ssize_t stride, Py_ssize_t dim, const index_t* ids__n,
                   uint64_t limit, Py_ssize_t n, const int64_t* splits, Py_ssize_t bags,
-                  bint into_first, int divided, value_t* out__bd) noexcept nogil:
+                  int asking, int divided, value_t* out__bd) noexcept nogil:
     """Combine bags; return whether all ids are below `limit`, without which no row is read."""
-    cdef int ask = ASK_FIRST | ASK_SOON if into_first else ASK_FAR
+    cdef int ask = ASK_FAR
     cdef Py_ssize_t b
+    if asking == INTO_FIRST:
+        ask = ASK_FIRST | ASK_SOON
+    elif asking == BY_LINES:
+        ask = ASK_FAR | ASK_NEAR
     ask = begin_asking(table, stride, dim, ids__n, <Py_ssize_t>0, n, ask)
     for b in range(bags):
         if not sum_rows(table, stride, dim, ids__n, limit, splits[b], splits[b + 1], n, ask, NULL,

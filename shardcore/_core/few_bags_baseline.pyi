@@ -18,7 +18,7 @@ class FewBags:
         kind: int,
         dim: int,
         rows: int,
-        into_first: bool,
+        asking: int,
         combine_many: Callable[[NDArray[Any], NDArray[Any], int, NDArray[Any]], bool] | None,
         held: object,
     ) -> None: ...

@@ -53,7 +53,7 @@ cdef class Lookups(Shares):
         self.append(lookup.row_splits, bags, dim, False,
                     (stored, ids__n, row_splits, weights__n, divisors__b, out__bd))
 
-    def make(self, bint into_first, Py_ssize_t most=ALL):
+    def make(self, int asking, Py_ssize_t most=ALL):
         """Make shares that no thread has begun, at most so many; return whether their ids name rows.
 
         O(n·d).
@@ -68,36 +68,36 @@ cdef class Lookups(Shares):
                 for at in range(self.borders[share].part, self.part_after(share)):
                     if self.first_of(share, at) < self.last_of(share, at):
                         right &= look_up(&self.lookups[at], self.first_of(share, at),
-                                         self.last_of(share, at), into_first)
+                                         self.last_of(share, at), asking)
                 most -= 1
         return right
 
 
 cdef bint look_up(const Lookup* lookup, Py_ssize_t first, Py_ssize_t last,
-                  bint into_first) noexcept nogil:
+                  int asking) noexcept nogil:
     """Combine the rows of the bags [first, last); return whether all of their ids name rows."""
     if lookup.stored.working == FLOAT64:
         if lookup.long_ids:
             return look_up_bags(lookup, <const int64_t*>lookup.ids, <float64_t*>lookup.out, first,
-                                last, into_first)
+                                last, asking)
         return look_up_bags(lookup, <const int32_t*>lookup.ids, <float64_t*>lookup.out, first, last,
-                            into_first)
+                            asking)
     if lookup.long_ids:
         return look_up_bags(lookup, <const int64_t*>lookup.ids, <float32_t*>lookup.out, first, last,
-                            into_first)
+                            asking)
     return look_up_bags(lookup, <const int32_t*>lookup.ids, <float32_t*>lookup.out, first, last,
-                        into_first)
+                        asking)
 
 
 cdef inline bint look_up_bags(const Lookup* lookup, const index_t* ids, value_t* out,
-                              Py_ssize_t first, Py_ssize_t last, bint into_first) noexcept nogil:
+                              Py_ssize_t first, Py_ssize_t last, int asking) noexcept nogil:
     cdef const value_t* divisors = <const value_t*>lookup.divisors
     cdef const Stored* stored = &lookup.stored
     cdef Py_ssize_t dim = stored.dim, size = dim * size_of(stored.kind)
     return reduce_rows(stored.table, stored.rows * size, size, stored.kind, ids,
                        <uint64_t>stored.rows, lookup.row_splits + first, last - first, dim,
                        <const value_t*>lookup.weights,
-                       NULL if divisors == NULL else divisors + first, out + first * dim, into_first)
+                       NULL if divisors == NULL else divisors + first, out + first * dim, asking)
 
 
 cdef inline Py_ssize_t size_of(int64_t kind) noexcept nogil:

@@ -19,7 +19,8 @@ from libc.string cimport memcpy, memset
 from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
 from shardcore_update cimport shardcore_update_float32, shardcore_update_float64
 from types cimport (
-    BFLOAT, FLOAT32, FLOAT64, HALF, INT32, INT64, float32_t, float64_t, index_t, value_t,
+    BFLOAT, BY_LINES, FLOAT32, FLOAT64, HALF, INT32, INT64, INTO_FIRST, float32_t, float64_t,
+    index_t, value_t,
 )
 
 include "counter.pxi"
@@ -43,11 +44,13 @@ cdef extern from "scalars.h" nogil:
 cdef enum:
     WIDE = 64           # columns of a sum that goes on that are added at a time
     NARROW = 16
-    WIDE_ROW = 512      # bytes
+    NARROW_ROW = 128    # bytes
+    WIDE_ROW = 512
     UNKNOWN = -1
     CACHED = 1 << 26    # bytes of a table that stays in some cache
     STRETCHES = 8       # of consecutive occurrences, see `come_back`
     STRETCH = 256
+    UNSAMPLED = 1 << 14     # occurrences that a sample of them costs too much
     SEEN_BITS = 15
     SEEN_WORDS = 1 << (SEEN_BITS - 6)   # of 64 bits
     RUN_BLOCK = 4096    # occurrences of one row that are summed in one go
@@ -129,22 +132,26 @@ cdef inline void narrow_stochastic(const value_t* values, Py_ssize_t count, uint
 # --- prefetch ----------------------------------------------------------------------------------
 
 cdef inline int rows_to_ask_for(const index_t* ids__n, Py_ssize_t n, Py_ssize_t row_bytes,
-                                Py_ssize_t table_bytes, bint into_first) noexcept nogil:
+                                Py_ssize_t table_bytes, int asking) noexcept nogil:
     """Return how sums of `n` rows ask for those that come: bits ASK_FAR and ASK_NEAR, or ASK_FIRST.
 
-    `into_first`: whether the first cache takes rows that are asked for far ahead; if so, all are.
-    If not: rows of a small table are in some cache: near ones only. Of others, narrow rows are asked
-    for far ahead and near. For wide ones that is one time too many: near only where ids come back
-    soon, so that most rows are in a cache, else far ahead only.
+    `asking`: as suits the processor. Into the first cache: all rows. By lines: far ahead, and near,
+    too, where rows are narrow or most are in a cache. By pairs: rows of a small table are in some cache:
+    near ones only. Of others, narrow rows are asked for far ahead and near. For wide ones that is one
+    time too many: near only where most are in a cache, else far ahead only.
     """
-    if into_first:
+    if asking == INTO_FIRST:
         return ASK_FIRST
+    if asking == BY_LINES:
+        if row_bytes <= NARROW_ROW or n <= UNSAMPLED or come_back(ids__n, n):
+            return ASK_FAR | ASK_NEAR
+        return ASK_FAR
     if n <= STRETCH:
         return ASK_FAR
     if 0 <= table_bytes <= CACHED:
         return ASK_NEAR
     if row_bytes < WIDE_ROW:
-        return ASK_FAR | ASK_NEAR
+        return ASK_FAR | ASK_NEAR | ASK_HALF
     return ASK_NEAR if come_back(ids__n, n) else ASK_FAR
 
 
@@ -171,12 +178,12 @@ cdef bint come_back(const index_t* ids__n, Py_ssize_t n) noexcept nogil:
 
 def segment_reduce(const uint8_t[:, ::1] table__rd, int kind, const index_t[::1] ids__n,
                    const int64_t[::1] row_splits, const value_t[::1] weights__n,
-                   const value_t[::1] divisors__b, value_t[:, ::1] out__bd, bint into_first):
+                   const value_t[::1] divisors__b, value_t[:, ::1] out__bd, int asking):
     """Combine, per bag, the rows that its ids name: Σ w·row, divided by the bag's divisor if given.
 
     Sums run in occurrence order. `weights__n` and `divisors__b` may be None; a divisor of 0 gives
     a row of 0. Bags are [row_splits[b], row_splits[b + 1]) of `ids__n`, which need not begin at 0.
-    `out__bd` overlaps nothing. `into_first` as in `rows_to_ask_for`. Return whether all ids lie in
+    `out__bd` overlaps nothing. `asking` as in `rows_to_ask_for`. Return whether all ids lie in
     [0, r), and there are as many as the bags have; else `out__bd` holds nothing of use. Each id is
     read once: they may be a caller's, to which another thread writes. O(n·d).
     """
@@ -190,13 +197,13 @@ def segment_reduce(const uint8_t[:, ::1] table__rd, int kind, const index_t[::1]
     with nogil:
         right = reduce_rows(table, table__rd.shape[0] * table__rd.shape[1], table__rd.shape[1], kind,
                             ids, <uint64_t>table__rd.shape[0], &row_splits[0], out__bd.shape[0],
-                            out__bd.shape[1], weights, divisors, &out__bd[0, 0], into_first)
+                            out__bd.shape[1], weights, divisors, &out__bd[0, 0], asking)
     return right
 
 
 def segment_reduce_at(const int64_t[::1] addresses__n, int kind, const int64_t[::1] row_splits,
                       const value_t[::1] weights__n, const value_t[::1] divisors__b,
-                      value_t[:, ::1] out__bd, bint into_first):
+                      value_t[:, ::1] out__bd, int asking):
     """Combine, as `segment_reduce` does, rows that lie anywhere: each is given by its address.
 
     The caller sees to it that a row of d elements of `kind` lies at each, and stays there.
@@ -208,7 +215,7 @@ def segment_reduce_at(const int64_t[::1] addresses__n, int kind, const int64_t[:
     cdef const value_t* divisors = start_of(divisors__b)
     with nogil:
         reduce_rows(NULL, UNKNOWN, 1, kind, addresses, ANY, &row_splits[0], out__bd.shape[0],
-                    out__bd.shape[1], weights, divisors, &out__bd[0, 0], into_first)
+                    out__bd.shape[1], weights, divisors, &out__bd[0, 0], asking)
 
 
 cdef inline const value_t* start_of(const value_t[::1] values__n):
@@ -220,31 +227,31 @@ cdef inline bint reduce_rows(const void* table, Py_ssize_t table_bytes, Py_ssize
                              const index_t* ids__n, uint64_t limit, const int64_t* row_splits,
                              Py_ssize_t bags, Py_ssize_t dim, const value_t* weights,
                              const value_t* divisors, value_t* out__bd,
-                             bint into_first) noexcept nogil:
+                             int asking) noexcept nogil:
     """Choose the body for the type of the rows."""
     if value_t is float64_t:
         return _segment_reduce(<const float64_t*>table, table_bytes, stride, dim, ids__n, limit,
-                               row_splits, bags, weights, divisors, out__bd, into_first)
+                               row_splits, bags, weights, divisors, out__bd, asking)
     elif kind == HALF:
         return _segment_reduce(<const half_t*>table, table_bytes, stride, dim, ids__n, limit,
-                               row_splits, bags, weights, divisors, out__bd, into_first)
+                               row_splits, bags, weights, divisors, out__bd, asking)
     elif kind == BFLOAT:
         return _segment_reduce(<const bfloat_t*>table, table_bytes, stride, dim, ids__n, limit,
-                               row_splits, bags, weights, divisors, out__bd, into_first)
+                               row_splits, bags, weights, divisors, out__bd, asking)
     else:
         return _segment_reduce(<const float32_t*>table, table_bytes, stride, dim, ids__n, limit,
-                               row_splits, bags, weights, divisors, out__bd, into_first)
+                               row_splits, bags, weights, divisors, out__bd, asking)
 
 
 cdef bint _segment_reduce(const row_t* table, Py_ssize_t table_bytes, Py_ssize_t stride,
                           Py_ssize_t dim, const index_t* ids__n, uint64_t limit,
                           const int64_t* row_splits, Py_ssize_t bags, const value_t* weights__n,
                           const value_t* divisors__b, value_t* out__bd,
-                          bint into_first) noexcept nogil:
+                          int asking) noexcept nogil:
     cdef Py_ssize_t b, c
     cdef Py_ssize_t first = row_splits[0], last = row_splits[bags]
     cdef int ask = rows_to_ask_for(ids__n + first, last - first, dim * sizeof(row_t), table_bytes,
-                                   into_first)
+                                   asking)
     cdef value_t divisor
     cdef value_t* out
     ask = begin_asking(table, stride, dim, ids__n, first, last, ask)

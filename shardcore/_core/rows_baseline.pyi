@@ -11,7 +11,7 @@ class _Fused:
 
 OPERATIONS: dict[str, int]
 segment_reduce: _Fused  # [index, value](table bytes, kind, ids, row_splits, weights, divisors, out,
-#                                 into_first) -> bool
+#                                 asking) -> bool
 LONG_RUN_LENGTH: int
 RUNS_TOGETHER: int
 accumulate: _Fused  # [value](gradients, sources, gains, run_splits, block, out)
@@ -49,7 +49,7 @@ class UpdateRule:
         block_bytes: int,
         sections: int,
         ahead: int,
-        into_first: bool,
+        asking: int,
         held: object,
     ) -> None: ...
 
@@ -89,4 +89,4 @@ class Lookups:
         out__bd: NDArray[Any],
     ) -> None: ...
     def cut(self, most: int, least: int) -> int: ...
-    def make(self, into_first: bool, most: int = ...) -> bool: ...
+    def make(self, asking: int, most: int = ...) -> bool: ...

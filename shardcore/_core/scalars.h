@@ -420,12 +420,15 @@ static inline int sc_lowest_bit(uint64_t word) {
 #endif
 
 #if (defined(__x86_64__) || defined(__i386__)) && (defined(__GNUC__) || defined(__clang__))
+#include <cpuid.h>
 #define SC_CPU_HAS(feature) (__builtin_cpu_supports(feature) != 0)
 #define SC_CPU_IS(vendor) (__builtin_cpu_is(vendor) != 0)
+#define SC_CPU_ASK(leaf, a, other) __get_cpuid((leaf), &(a), &(other), &(other), &(other))
 static inline void sc_cpu_init(void) { __builtin_cpu_init(); }
 #else
 #define SC_CPU_HAS(feature) (0)
 #define SC_CPU_IS(vendor) (0)
+#define SC_CPU_ASK(leaf, a, other) ((a) = (other) = 0)
 static inline void sc_cpu_init(void) {}
 #endif
 

@@ -27,18 +27,19 @@ SC_INLINE const ROW *NAME(sc_row_of_)(const void *table, ptrdiff_t stride, INDEX
     return (const ROW *)((size_t)table + (size_t)id * (size_t)stride);
 }
 
-/* While position `at` is summed, ask for the rows that come, up to position `last`. Of rows that are asked
-   for twice, the first time for every other line: processors read the other half of a pair by themselves,
-   and those that do not are asked the second time. Of ids that are not checked yet a row may lie anywhere:
-   addresses are numbers here, no pointers. */
+/* While position `at` is summed, ask for the rows that come, up to position `last`. Of ids that are not
+   checked yet a row may lie anywhere: addresses are numbers here, no pointers. */
 SC_INLINE void NAME(sc_ask_)(const void *table, ptrdiff_t stride, ptrdiff_t dim, const INDEX *ids,
                              ptrdiff_t at, ptrdiff_t last, int ask) {
     const ptrdiff_t size = dim * (ptrdiff_t)sizeof(ROW);
-    const ptrdiff_t step = ask & SC_ASK_NEAR ? 2 * SC_LINE : SC_LINE;
     if ((ask & SC_ASK_FAR) && at + SC_FAR < last) {
         const size_t row = (size_t)NAME(sc_row_of_)(table, stride, ids[at + SC_FAR]);
-        SC_UNROLL_SOME for (ptrdiff_t byte = 0; byte < size; byte += step)
-            SC_PREFETCH_READ((const void *)(row + (size_t)byte));
+        if (ask & SC_ASK_HALF)
+            SC_UNROLL_SOME for (ptrdiff_t byte = 0; byte < size; byte += 2 * SC_LINE)
+                SC_PREFETCH_READ((const void *)(row + (size_t)byte));
+        else
+            SC_UNROLL_SOME for (ptrdiff_t byte = 0; byte < size; byte += SC_LINE)
+                SC_PREFETCH_READ((const void *)(row + (size_t)byte));
         if (ask & SC_ASK_END)
             SC_PREFETCH_READ((const void *)(row + (size_t)size - 1));
     }

@@ -39,8 +39,8 @@ cdef class UpdateRule:
     `context`, `hyper` and `step`. `by_occurrence`: once for each gradient of a row, not once for
     their sum. At most UPDATE_ROWS rows make a `block`, and `block_bytes` of rows and slots, but one row
     does; neighbours come from `sections` ranges of the rows in turn. A row is asked for so many rows
-    `ahead`; `into_first`: for the first cache; wide ones with their slots and gradients, as far as there is
-    room. `held` keeps the function.
+    `ahead`; `asking` for them into the first cache: wide ones with their slots and gradients, as far as there
+    is room; else all into the second. `held` keeps the function.
     """
 
     cdef Rule rule
@@ -49,13 +49,13 @@ cdef class UpdateRule:
 
     def __init__(self, uint64_t function, uint64_t context, const double[::1] hyper, int64_t step,
                  bint by_occurrence, Py_ssize_t block, Py_ssize_t block_bytes, Py_ssize_t sections,
-                 Py_ssize_t ahead, bint into_first, held):
+                 Py_ssize_t ahead, int asking, held):
         self.hyper, self.held = hyper, held
         self.rule.function, self.rule.context = <void*>function, <void*>context
         self.rule.hyper = &hyper[0] if hyper.shape[0] else NULL
         self.rule.step, self.rule.by_occurrence = step, by_occurrence
         self.rule.block, self.rule.block_bytes, self.rule.sections = block, block_bytes, sections
-        self.rule.ahead, self.rule.into_first = ahead, into_first
+        self.rule.ahead, self.rule.into_first = ahead, asking == INTO_FIRST
 
 
 cdef class Updates(Shares):
@@ -140,7 +140,7 @@ cdef inline Rule fitted(Rule rule, const Stored* stored) noexcept nogil:
     cdef Py_ssize_t row = stored.dim * size, bytes = row, k
     for k in range(stored.slots):
         bytes += stored.slot_bytes[k]
-    rule.block = max(min(rule.block, rule.block_bytes // bytes), 1)
+    rule.block = max(min(rule.block, UPDATE_ROWS, rule.block_bytes // bytes), 1)
     rule.all_into_first = rule.into_first and row >= WIDE_ROW
     if rule.all_into_first:
         rule.ahead = max(min(rule.ahead, FIRST_BYTES // (bytes + row)), 1)

@@ -25,7 +25,8 @@ from shardcore.ids.row_splits import check_row_splits
 from shardcore.lookup.lookup import as_row_store, only_array
 from shardcore.lookup.serving import combine_bags
 from shardcore.store.few_bags import DIVIDED
-from shardcore.store.instruction_set import INTO_FIRST, best_module
+from shardcore.store.instruction_set import best_module
+from shardcore.store.pace import PACE
 from shardcore.store.segment_reduce import COMBINERS, TYPE_NAMES, divisors
 from shardcore.validation.arrays import as_ids, read_array
 from shardcore.validation.integers import outside
@@ -204,11 +205,11 @@ class PreparedLookup:
             denominators = divisors(self.combiner, splits, factors, self.dtype)
         if self._table is not None and size * self._dim <= _INLINE:
             kernel = self._kernels[wide]
-            kernel(self._table, self._kind, ids, splits, factors, denominators, result, INTO_FIRST)
+            kernel(self._table, self._kind, ids, splits, factors, denominators, result, PACE.asking)
         elif self._addresses is not None and size * self._dim <= _INLINE:
             addresses = self._addresses(ids)
             kernel = self._kernel_at
-            kernel(addresses, self._kind, splits, factors, denominators, result, INTO_FIRST)
+            kernel(addresses, self._kind, splits, factors, denominators, result, PACE.asking)
         else:
             combine_bags(self._store, FeatureBags(ids, splits, factors, denominators), result)
         if out is not None:

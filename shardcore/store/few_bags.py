@@ -18,7 +18,8 @@ from shardcore.dtypes import kind_of, working_dtype
 from shardcore.ids.own_arrays import is_plain
 from shardcore.sharding import Layout
 from shardcore.store.finite import all_finite
-from shardcore.store.instruction_set import INTO_FIRST, best_module
+from shardcore.store.instruction_set import best_module
+from shardcore.store.pace import PACE
 from shardcore.store.segment_reduce import divisors, reduce_bags
 
 __all__ = ["DIVIDED", "MOST_IDS", "CombineGiven", "given_bags_of"]
@@ -82,7 +83,7 @@ def given_bags_of(arrays: Sequence[NDArray[Any]], layout: Layout | None) -> Comb
         kind_of(first.dtype),
         dim,
         len(first) if layout is None else layout.num_rows,
-        INTO_FIRST,
+        PACE.asking,
         partial(_combine_many, first.reshape(-1, dim)) if alone else None,
         tuple(arrays),
     )

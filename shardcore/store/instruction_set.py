@@ -1,4 +1,4 @@
-"""Which of the compiled bodies of a kernel runs on this processor, and how it goes through rows.
+"""Which of the compiled bodies of a kernel runs on this processor.
 
 ``setup.py`` compiles ``rows.pxi`` (and the optimizers' ``_update.pxi``) for the baseline of the
 platform and, on x86, for x86-64-v3 (AVX2) and v4 (AVX-512). All compute the same bits. The best one
@@ -17,14 +17,9 @@ from shardcore._core import cpu
 from shardcore.errors import ShardcoreValueError
 
 __all__ = [
-    "INTO_FIRST",
     "NAME",
     "NEEDS",
     "REASON",
-    "UPDATE_AHEAD",
-    "UPDATE_BLOCK",
-    "UPDATE_BLOCK_BYTES",
-    "UPDATE_SECTIONS",
     "best_module",
 ]
 
@@ -62,33 +57,6 @@ def _built() -> set[str]:
     prefix = "shardcore._core.rows"
     return {name for name in NEEDS if importlib.util.find_spec(f"{prefix}_{name}") is not None}
 
-
-INTO_FIRST: Final[bool] = cpu.is_amd()
-"""Whether the first cache takes rows that are asked for far ahead.
-
-AMD's does: on Zen 5 sums of rows so asked for take 0.6 to 0.9 of the time that the second cache
-allows. Intel's, with its few miss buffers, holds everything up.
-"""
-
-UPDATE_BLOCK: Final[int] = 16 if cpu.is_amd() else 32
-"""Most rows handed to an optimizer's function at a time."""
-
-UPDATE_BLOCK_BYTES: Final[int] = 2560 if cpu.is_amd() else 1 << 20
-"""Most bytes of them and of their slots.
-
-On Zen 5 blocks of more take up to twice the time: what is asked for for the rows that come, and
-what the function does, do not overlap unless they alternate.
-"""
-
-UPDATE_AHEAD: Final[int] = 16 if cpu.is_amd() else 32
-"""Rows between asking for one and updating it."""
-
-UPDATE_SECTIONS: Final[int] = 1 if cpu.is_amd() else 4
-"""Ranges of rows that an update goes through side by side.
-
-Measured with `UPDATE_BLOCK` on Zen 5, where 1 and 16 take 0.8 to 1.0 of the time of 4 and 32,
-and on an Intel processor, where one range takes a fifth longer than four.
-"""
 
 NAME, REASON = _choose(os.environ.get(_VARIABLE), cpu.features(), _built())
 

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardcore.store import threads
-from shardcore.store.instruction_set import INTO_FIRST, best_module
+from shardcore.store.instruction_set import best_module
+from shardcore.store.pace import PACE
 from shardcore.store.stored_rows import StoredRows
 
 __all__ = ["Request", "look_up"]
@@ -49,7 +50,7 @@ def look_up(requests: Sequence[Request]) -> bool:
     right = [True] * count
 
     def make(number: int) -> None:
-        right[number] = lookups.make(INTO_FIRST)
+        right[number] = lookups.make(PACE.asking)
 
     threads.run(count, make)
     return all(right)

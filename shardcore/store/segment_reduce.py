@@ -24,7 +24,8 @@ from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
 from shardcore.ids.own_arrays import take_ids
 from shardcore.ids.row_splits import check_row_splits, row_ids_from_row_splits
 from shardcore.store import threads
-from shardcore.store.instruction_set import INTO_FIRST, best_module
+from shardcore.store.instruction_set import best_module
+from shardcore.store.pace import PACE
 from shardcore.validation.integers import outside, vector
 
 __all__ = [
@@ -181,7 +182,7 @@ def reduce_bags(
     small = ids.size * rows.shape[1] < threads.PIECE
     pieces = [] if small else threads.ranges(row_splits, max(rows.shape[1], 1))
     if len(pieces) <= 1:
-        right: bool = kernel(table, kind, ids, row_splits, weights, divisors, out, INTO_FIRST)
+        right: bool = kernel(table, kind, ids, row_splits, weights, divisors, out, PACE.asking)
         return right
     done = [False] * len(pieces)
 
@@ -195,7 +196,7 @@ def reduce_bags(
             weights,
             None if divisors is None else divisors[first:last],
             out[first:last],
-            INTO_FIRST,
+            PACE.asking,
         )
 
     threads.run(len(pieces), reduce_piece)
@@ -229,7 +230,7 @@ def reduce_bags_at(
             None if weights is None else weights[start:stop],
             None if divisors is None else divisors[bags],
             out[bags],
-            INTO_FIRST,
+            PACE.asking,
         )
 
     threads.run(len(pieces), reduce_piece)

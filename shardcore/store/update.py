@@ -17,15 +17,9 @@ from numpy.typing import NDArray
 from shardcore.errors import ShardcoreValueError
 from shardcore.memory import pool
 from shardcore.store import threads
-from shardcore.store.instruction_set import (
-    INTO_FIRST,
-    UPDATE_AHEAD,
-    UPDATE_BLOCK,
-    UPDATE_BLOCK_BYTES,
-    UPDATE_SECTIONS,
-    best_module,
-)
+from shardcore.store.instruction_set import best_module
 from shardcore.store.occurrences import Occurrences
+from shardcore.store.pace import PACE
 from shardcore.store.rounding import narrowed, rounds_stochastically, step_seed
 from shardcore.store.row_update import RowUpdate
 from shardcore.store.scatter import gather_rows, put_rows
@@ -265,11 +259,11 @@ def _rule(update: RowUpdate, working: np.dtype[Any]) -> Any:
         np.array(update.hyper, np.float64),
         update.step,
         not update.optimizer.accumulate,
-        UPDATE_BLOCK,
-        UPDATE_BLOCK_BYTES,
-        UPDATE_SECTIONS,
-        UPDATE_AHEAD,
-        INTO_FIRST,
+        PACE.block,
+        PACE.block_bytes,
+        PACE.sections,
+        PACE.ahead,
+        PACE.asking,
         function,
     )
 

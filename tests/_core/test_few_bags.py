@@ -11,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardcore import reference
+from shardcore._core.constants import ASKING
 from shardcore.dtypes import as_dtype, working_dtype
 from shardcore.sharding import Layout
-from shardcore.store import segment_reduce, threads
+from shardcore.store import few_bags, segment_reduce, threads
 from shardcore.store.few_bags import DIVIDED, MOST_IDS, given_bags_of
+from shardcore.store.pace import PACE
 
 pytestmark = [
     pytest.mark.usefixtures("instruction_set"),
@@ -76,7 +78,11 @@ def test_few_bags_equal_their_twin(
     assert (with_borders[[0, -1]] == 7).all()
 
 
-def test_as_many_ids_as_there_is_room_for(assert_same: Callable[[Any, Any], None]) -> None:
+@pytest.mark.parametrize("asking", ASKING)
+def test_as_many_ids_as_there_is_room_for(
+    asking: str, assert_same: Callable[[Any, Any], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(few_bags, "PACE", PACE._replace(asking=ASKING[asking]))
     rng = np.random.default_rng(0)
     rows = rng.standard_normal((500, 16)).astype(np.float32)
     for shards in (1, 7):
@@ -107,11 +113,11 @@ def test_batches_that_threads_may_share_are_left_to_them() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("count", [1, 2, 3])
-@pytest.mark.parametrize("into_first", [False, True])
+@pytest.mark.parametrize("asking", ASKING)
 def test_many_bags_equal_their_twin_on_any_number_of_threads(
     dtype: str,
     count: int,
-    into_first: bool,
+    asking: str,
     monkeypatch: pytest.MonkeyPatch,
     make_rows: Callable[..., Any],
     frozen: Callable[[Any], Any],
@@ -120,7 +126,7 @@ def test_many_bags_equal_their_twin_on_any_number_of_threads(
     """Of any length, one of them longer than a call of few takes."""
     monkeypatch.setattr(threads, "_num_threads", count)
     monkeypatch.setattr(threads, "PIECE", 1 << 10)
-    monkeypatch.setattr(segment_reduce, "INTO_FIRST", into_first)
+    monkeypatch.setattr(segment_reduce, "PACE", PACE._replace(asking=ASKING[asking]))
     rng = np.random.default_rng(count)
     for dim in (1, 3, 16, 64, 130, 300):
         rows = frozen(make_rows(rng, (5000, dim), dtype))

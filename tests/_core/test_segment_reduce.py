@@ -12,9 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardcore import reference
+from shardcore._core.constants import ASKING
 from shardcore.dtypes import as_dtype, working_dtype
 from shardcore.errors import ShardcoreIndexError, ShardcoreTypeError, ShardcoreValueError
 from shardcore.store import segment_reduce as module
+from shardcore.store import threads
+from shardcore.store.pace import PACE
 from shardcore.store.segment_reduce import (
     divisors,
     occurrence_gains,
@@ -124,17 +127,18 @@ def test_rows_of_every_width_are_combined(
 
 @pytest.mark.parametrize("dim", [16, 64, 130, 300])
 @pytest.mark.parametrize("spread", [False, True])
-@pytest.mark.parametrize("into_first", [False, True])
+@pytest.mark.parametrize("asking", ASKING)
 def test_rows_are_combined_however_they_are_asked_for_ahead(
-    dim: int, spread: bool, into_first: bool, monkeypatch: pytest.MonkeyPatch
+    dim: int, spread: bool, asking: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of small and large tables, and of rows anywhere; of ids that come back or do not."""
-    monkeypatch.setattr(module, "INTO_FIRST", into_first)
+    monkeypatch.setattr(module, "PACE", PACE._replace(asking=ASKING[asking]))
+    monkeypatch.setattr(threads, "_num_threads", 1)  # for one piece, large enough to be sampled
     rng = np.random.default_rng(0)
     large = (1 << 26) // (4 * dim) + 1000
     for rows in (500, large):
         table = np.zeros((rows, dim), np.float32)
-        for n in (1, 63, 64, 65, 80, 256, 257, 2047, 2048, 2049, 6000):
+        for n in (1, 63, 64, 65, 80, 256, 257, 2047, 2048, 2049, 6000, 16385):
             ids = rng.integers(0, rows if spread else 20, n)
             table[ids] = rng.integers(-99, 99, (n, dim))  # whole numbers: sums are exact
             splits = np.unique(np.concatenate(([0, n], rng.integers(0, n, 9))))

@@ -17,6 +17,7 @@ from shardcore_optimizers.sgd import SGD
 
 import shardcore as sc
 from shardcore import reference
+from shardcore._core.constants import ASKING
 from shardcore.dtypes import as_dtype, working_dtype
 from shardcore.errors import ShardcoreValueError
 from shardcore.optimizer.base import Optimizer
@@ -25,6 +26,7 @@ from shardcore.optimizer.slots import SlotSpec
 from shardcore.store import update as update_module
 from shardcore.store.instruction_set import best_module
 from shardcore.store.occurrences import Occurrences, every_row, sort_occurrences
+from shardcore.store.pace import PACE, Pace, pace_of
 from shardcore.store.rounding import step_seed
 from shardcore.store.row_update import RowUpdate
 from shardcore.store.stored_rows import StoredRows
@@ -428,7 +430,7 @@ def test_scratch_is_as_large_as_the_kernel_says(slot_dtype: str, dim: int) -> No
     assert (scratch[updates.scratch :] == 77).all()
     if not converted:  # what is left of it is not used, or it would be too large
         bytes_a_row = rows[0].nbytes + slot[0].nbytes
-        most = update_module.UPDATE_BLOCK, update_module.UPDATE_BLOCK_BYTES // bytes_a_row
+        most = PACE.block, PACE.block_bytes // bytes_a_row
         after = scratch.ctypes.data + 8 * pointers
         line = 8 * pointers + -after % 64  # where a cache line begins
         used = scratch[line : line + 4 * min(most) * dim].view(np.float32)
@@ -442,8 +444,7 @@ def test_a_block_has_as_many_rows_as_its_bytes_allow(
     dim: int, block_bytes: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A row, its squares and its count have 8 dim + 4 bytes."""
-    monkeypatch.setattr(update_module, "UPDATE_BLOCK", 16)
-    monkeypatch.setattr(update_module, "UPDATE_BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(update_module, "PACE", PACE._replace(block=16, block_bytes=block_bytes))
     optimizer, rows, ids = Recorded(), np.zeros((40, dim), np.float32), np.arange(40)
     slots = new_slots(optimizer, 40, dim, np.dtype(np.float32))
     batch = sort_occurrences(ids, ids.astype(np.int32), None, 40)
@@ -466,20 +467,17 @@ def test_an_update_is_the_same_in_blocks_of_any_size(
     ids = rng.integers(0, 1000, occurrences)
     gradients = rng.standard_normal((occurrences, dim)).astype(np.float32)
     found = set()
-    for block, block_bytes, sections, ahead, into_first in (
-        (32, 1 << 20, 4, 32, False),
-        (32, 1 << 20, 1, 0, False),
-        (16, 2560, 1, 16, True),
-        (16, 1, 16, 1, True),
-        (12, 1 << 20, 3, 5000, True),
-        (1, 1 << 20, 1, 5000, False),
-        (5, 500, 1, 3, True),
+    second, first = ASKING["by lines"], ASKING["into first"]
+    for pace in (
+        *(pace_of(family) for family in (0, 25, 26)),
+        Pace(second, 32, 1 << 20, 1, 0),
+        Pace(first, 16, 1, 16, 1),
+        Pace(first, 12, 1 << 20, 3, 5000),
+        Pace(second, 1, 1 << 20, 1, 5000),
+        Pace(first, 5, 500, 1, 3),
+        Pace(second, 1 << 20, 1 << 20, 1, 16),
     ):
-        monkeypatch.setattr(update_module, "UPDATE_BLOCK", block)
-        monkeypatch.setattr(update_module, "UPDATE_BLOCK_BYTES", block_bytes)
-        monkeypatch.setattr(update_module, "UPDATE_SECTIONS", sections)
-        monkeypatch.setattr(update_module, "UPDATE_AHEAD", ahead)
-        monkeypatch.setattr(update_module, "INTO_FIRST", into_first)
+        monkeypatch.setattr(update_module, "PACE", pace)
         ids_of_rows = sc.initializers.RowId()
         table = sc.TableConfig(1000, dim, initializer=ids_of_rows, dtype=dtype, name="t")
         with sc.ShardedEmbedding(sc.FeatureConfig(table), optimizer) as e:
@@ -564,8 +562,8 @@ def test_one_by_one_names_the_rows_of_the_whole_table(
     dtype: str, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A shard's rows have other numbers in the table: those are what an optimizer is given."""
-    monkeypatch.setattr(update_module, "UPDATE_BLOCK", block)
-    monkeypatch.setattr(update_module, "UPDATE_BLOCK_BYTES", 1 << 20)
+    pace = PACE._replace(block=block, block_bytes=1 << 20)
+    monkeypatch.setattr(update_module, "PACE", pace)
     rng = np.random.default_rng(6)
     value = working_dtype(as_dtype(dtype))
     optimizer = RecordedOneByOne()
@@ -726,9 +724,8 @@ def test_updates_of_many_rows_touch_each_once(
     count: int, accumulate_first: bool, sections: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Around blocks of 32 rows, and around four of them, from which on they are interleaved."""
-    monkeypatch.setattr(update_module, "UPDATE_BLOCK", 32)
-    monkeypatch.setattr(update_module, "UPDATE_BLOCK_BYTES", 1 << 20)
-    monkeypatch.setattr(update_module, "UPDATE_SECTIONS", sections)
+    pace = PACE._replace(block=32, block_bytes=1 << 20, sections=sections)
+    monkeypatch.setattr(update_module, "PACE", pace)
     rng = np.random.default_rng(count)
     ids = rng.permutation(3 * count)[:count]
     twice = np.concatenate((ids, ids[: count // 2]))

@@ -1,0 +1,34 @@
+"""Which way through rows is chosen for a processor."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from shardcore._core import cpu
+from shardcore._core.constants import ASKING
+from shardcore.store.pace import PACE, pace_of
+
+PROCESSORS = Path("/proc/cpuinfo")
+
+
+@pytest.mark.parametrize(
+    ("family", "asking"),
+    [(0, "by pairs"), (23, "by lines"), (25, "by lines"), (26, "into first"), (27, "into first")],
+)
+def test_each_family_has_the_way_that_was_measured_on_it(family: int, asking: str) -> None:
+    assert pace_of(family).asking == ASKING[asking]
+
+
+def test_the_pace_is_that_of_this_processor() -> None:
+    assert pace_of(cpu.amd_family()) == PACE
+
+
+@pytest.mark.skipif(not PROCESSORS.exists(), reason="needs Linux, which lists its processors")
+def test_the_family_is_what_the_system_says() -> None:
+    listed = PROCESSORS.read_text()
+    family = re.search(r"^cpu family\s*: (\d+)$", listed, re.MULTILINE)
+    amd = "AuthenticAMD" in listed and family is not None
+    assert cpu.amd_family() == (int(family[1]) if amd and family is not None else 0)
