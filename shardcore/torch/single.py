@@ -151,7 +151,9 @@ class OneTable(EngineModule):
         norms = torch.linalg.vector_norm(values, self.norm_type, dim=1)
         long = norms > self.max_norm
         if long.any():
-            shorter = values[long] * (self.max_norm / (norms[long] + 1e-7))[:, None]
+            # In float64, rounded once, as torch does it: rows cut short tie in a `max` alike.
+            scale = self.max_norm / (norms[long].double() + 1e-7)
+            shorter = values[long] * scale.to(values.dtype)[:, None]
             table.scatter_update(rows[long.numpy()], shorter.numpy().astype(table.dtype))
 
     def _scale(self, ids: NDArray[Any]) -> NDArray[Any] | None:

@@ -103,6 +103,18 @@ def test_embedding_bag_is_torchs(fuzz_seed):
                 close(weights[0].grad, weights[1].grad, dtype)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_are_cut_to_max_norm_bit_for_bit_as_torchs_are(dtype, fuzz_seed):
+    """Of one column, so that the norm has no sum: a `max` over them sees ties as torch does."""
+    torch.manual_seed(fuzz_seed)
+    weight = torch.randn(1000, 1, dtype=dtype)
+    options = {"max_norm": 0.5, "mode": "max"}
+    ours, theirs, _ = pair("EmbeddingBag", options, 1000, 1, dtype, weight, 0.5)
+    ids = torch.arange(1000).reshape(10, 100)
+    assert torch.equal(ours(ids), theirs(ids))
+    assert torch.equal(table_of(ours), theirs.weight)
+
+
 @pytest.mark.parametrize(("mode", "weighted"), [("sum", False), ("sum", True), ("mean", False)])
 def test_gradients_of_bags_are_divided_by_how_often_a_row_is_named(mode, weighted, fuzz_seed):
     """Beside torch's Embedding: its EmbeddingBag (2.13) divides by the count of another id."""
