@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -681,10 +681,16 @@ def interrupted(work: Callable[[], object], at: int) -> bool:
                 raise Interrupt
         return None if raised else trace
 
+    def alone() -> Iterator[object]:
+        yield work()
+
+    # Where the end of an except clause is cut short, the thread goes on holding what was caught,
+    # and all that its frames hold, as the cause of later errors. A generator takes that with it.
+    generator = alone()
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        work()
+        next(generator)
     except Interrupt:
         pass
     finally:

@@ -30,19 +30,28 @@ BACKENDS = [
 ]
 
 
-def threads():
-    return [thread for thread in threading.enumerate() if thread.name == THREAD]
+def threads_of_pipelines():
+    return {thread for thread in threading.enumerate() if thread.name == THREAD}
 
 
 @pytest.fixture(autouse=True)
-def no_thread_left():
-    before = set(threads())  # of a test that failed, whose engine is kept for its report
-    yield
+def threads():
+    """Return the pipelines' threads that the test has started; none may be left in the end.
+
+    Engines of earlier tests may have theirs still: those kept for the report of a failure, and
+    those that no collection has freed yet.
+    """
+    before = threads_of_pipelines()
+
+    def of_this_test():
+        return threads_of_pipelines() - before
+
+    yield of_this_test
     gc.collect()  # engines that a test did not close
     deadline = time.monotonic() + 10
-    while set(threads()) - before and time.monotonic() < deadline:
+    while of_this_test() and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert set(threads()) - before == set()
+    assert of_this_test() == set()
 
 
 class Gated(CpuBackend):
@@ -353,7 +362,7 @@ def test_saving_and_restoring_wait(tmp_path):
         assert (e.step, e.tables["t"][1].tolist()) == (2, [-1])
 
 
-def test_close_finishes_what_was_asked():
+def test_close_finishes_what_was_asked(threads):
     backend = Gated()
     e = simple(backend)
     e.enqueue([[1]])
@@ -362,17 +371,17 @@ def test_close_finishes_what_was_asked():
     e.enqueue([[1]])
     e.close()
     assert backend.done == ["lookup", "apply", "lookup"]
-    assert threads() == []
+    assert threads() == set()
     e.close()
     assert (e.step, e.metrics()["steps"]) == (1, 1)
     with pytest.raises(ShardcoreRuntimeError, match=r"^dequeue came after close"):
         e.dequeue()
 
 
-def test_the_thread_starts_with_the_first_batch_and_goes_with_the_engine():
+def test_the_thread_starts_with_the_first_batch_and_goes_with_the_engine(threads):
     e = simple()
     e([[1]])
-    assert threads() == []
+    assert threads() == set()
     e.enqueue([[1]])
     assert len(threads()) == 1
     e.dequeue()
@@ -523,7 +532,7 @@ def test_gradients_of_weights_that_fail_are_raised_at_once():
 
 
 @pytest.mark.parametrize("body", [None, KeyError("of the block")])
-def test_a_failure_that_no_call_raised_is_raised_by_close(body):
+def test_a_failure_that_no_call_raised_is_raised_by_close(body, threads):
     backend = Gated()
     e = simple(backend)
 
@@ -543,7 +552,7 @@ def test_a_failure_that_no_call_raised_is_raised_by_close(body):
     else:  # the error of the block goes first
         assert info.value is body
         assert re.match(f"apply_gradients {AFTER} apply", body.__notes__[0])
-    assert threads() == []
+    assert threads() == set()
     assert "closed" in repr(e)
     assert e.step == 0
     e.close()

@@ -22,13 +22,14 @@ Span = tuple[int, int]
 
 
 @cache
-def _functions(path: Path) -> dict[str, list[Span]]:
-    """Return qualified name -> where its definitions begin and end, in lines from 0."""
-    text = path.read_text(encoding="utf-8")
-    found: dict[str, list[Span]] = {}
-    spans = _of_cython(text) if path.suffix in COMPILED else _of_python(ast.parse(text), "")
-    for name, span in spans:
-        found.setdefault(name, []).append(span)
+def _functions(root: Path) -> dict[str, list[tuple[Path, Span]]]:
+    """Return qualified name -> where its definitions stand, begin and end, in lines from 0."""
+    found: dict[str, list[tuple[Path, Span]]] = {}
+    for path in _sources(root):
+        text = path.read_text(encoding="utf-8")
+        spans = _of_cython(text) if path.suffix in COMPILED else _of_python(ast.parse(text), "")
+        for name, span in spans:
+            found.setdefault(name, []).append((path, span))
     return found
 
 
@@ -86,12 +87,11 @@ def find_place(root: Path, place: Place) -> tuple[Path, Span]:
     """Return the one source file whose function holds the text, and the function's lines."""
     holding: list[tuple[Path, Span, int]] = []
     named = []
-    for path in _sources(root):
-        for span in _functions(path).get(place.function, []):
-            named.append(f"{path.relative_to(root)}:{span[0] + 1}")
-            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-            if count := _in_lines(lines, span).count(place.text):
-                holding.append((path, span, count))
+    for path, span in _functions(root).get(place.function, []):
+        named.append(f"{path.relative_to(root)}:{span[0] + 1}")
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        if count := _in_lines(lines, span).count(place.text):
+            holding.append((path, span, count))
     if not named:
         raise FaultListError(
             f"no function {place.function!r} is left under {', '.join(PACKAGES)}: "
