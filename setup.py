@@ -62,7 +62,10 @@ FOLDERS = (".", "plugins")  # of packages with compiled modules
 HYPER = ["plugins/shardcore_optimizers/_hyper.pxd"]  # what compiled and pure forms agree on
 SHARED = ["shardcore/_core/partition.pxd"] + [
     f"shardcore/_core/{name}.pxi"
-    for name in ("divisor", "finite", "lookups", "plain_arrays", "shares", "stored_rows", "updates")
+    for name in (
+        *("counter", "divided", "divisor", "finite", "lookups", "plain_arrays", "row_sums"),
+        *("shares", "stored_rows", "updates"),
+    )
 ]
 SHARED += HYPER
 INSTRUCTION_SETS = {"baseline": []}

@@ -11,7 +11,6 @@ This body is included by one tiny module per instruction set. Rows are summed by
 ``columns.h``, as in ``rows.pxi``: the results are the same bits.
 """
 
-from libc.math cimport sqrt, sqrtf
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
 from shardcore._core.partition cimport Placement, Rule, addresses_of
@@ -21,20 +20,15 @@ from types cimport (
 
 include "plain_arrays.pxi"
 include "row_sums.pxi"
+include "divided.pxi"
 
 cdef enum:
     MOST = 2048         # ids, and bags, that the copies on the stack have room for
     MOST_NUMBERS = 1 << 19  # of the rows named: from then on a batch may be cut over threads
     SHORT = 1 << 13     # so few are summed before another thread would have the interpreter
 
-cdef enum:
-    SUM, MEAN, SQRTN
-
 MOST_IDS = MOST
 """Ids, and bags, of which a lookup may have so many here."""
-
-DIVIDED = {"sum": SUM, "mean": MEAN, "sqrtn": SQRTN}
-"""What `FewBags.combine` calls the combiners."""
 
 
 cdef class FewBags:
@@ -167,21 +161,5 @@ cdef bint combine(const row_t* table, Py_ssize_t stride, Py_ssize_t dim, const i
         if not sum_rows(table, stride, dim, ids__n, limit, splits[b], splits[b + 1], n, ask, NULL,
                         out__bd + b * dim):
             return False
-        divide(out__bd + b * dim, dim, splits[b + 1] - splits[b], divided)
+        divide(out__bd + b * dim, dim, <const value_t*>NULL, splits[b], splits[b + 1], divided)
     return True
-
-
-cdef inline void divide(value_t* out__d, Py_ssize_t dim, Py_ssize_t count,
-                        int divided) noexcept nogil:
-    """Divide the sum of a bag of `count` ids of weight 1; that of none is 0 and stays so."""
-    cdef value_t divisor = <value_t>count
-    cdef Py_ssize_t c
-    if divided == SUM or count == 0:
-        return
-    if divided == SQRTN:
-        if value_t is float64_t:
-            divisor = sqrt(divisor)
-        else:
-            divisor = sqrtf(divisor)
-    for c in range(dim):
-        out__d[c] = out__d[c] / divisor

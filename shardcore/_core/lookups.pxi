@@ -97,7 +97,8 @@ cdef inline bint look_up_bags(const Lookup* lookup, const index_t* ids, value_t*
     return reduce_rows(stored.table, stored.rows * size, size, stored.kind, ids,
                        <uint64_t>stored.rows, lookup.row_splits + first, last - first, dim,
                        <const value_t*>lookup.weights,
-                       NULL if divisors == NULL else divisors + first, out + first * dim, asking)
+                       NULL if divisors == NULL else divisors + first, BY_GIVEN,
+                       out + first * dim, asking)
 
 
 cdef inline Py_ssize_t size_of(int64_t kind) noexcept nogil:

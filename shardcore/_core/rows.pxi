@@ -26,6 +26,7 @@ from types cimport (
 include "counter.pxi"
 include "plain_arrays.pxi"
 include "row_sums.pxi"
+include "divided.pxi"
 
 cdef extern from "scalars.h" nogil:
     float sc_from_half(half_t value)
@@ -178,14 +179,17 @@ cdef bint come_back(const index_t* ids__n, Py_ssize_t n) noexcept nogil:
 
 def segment_reduce(const uint8_t[:, ::1] table__rd, int kind, const index_t[::1] ids__n,
                    const int64_t[::1] row_splits, const value_t[::1] weights__n,
-                   const value_t[::1] divisors__b, value_t[:, ::1] out__bd, int asking):
-    """Combine, per bag, the rows that its ids name: Σ w·row, divided by the bag's divisor if given.
+                   const value_t[::1] divisors__b, int divided, value_t[:, ::1] out__bd,
+                   int asking):
+    """Combine, per bag, the rows that its ids name: Σ w·row, divided by the bag's divisor.
 
     Sums run in occurrence order. `weights__n` and `divisors__b` may be None; a divisor of 0 gives
-    a row of 0. Bags are [row_splits[b], row_splits[b + 1]) of `ids__n`, which need not begin at 0.
-    `out__bd` overlaps nothing. `asking` as in `rows_to_ask_for`. Return whether all ids lie in
-    [0, r), and there are as many as the bags have; else `out__bd` holds nothing of use. Each id is
-    read once: they may be a caller's, to which another thread writes. O(n·d).
+    a row of 0. If `divided` is not BY_GIVEN, divisors are made here: see ``divided.pxi``. Bags are
+    [row_splits[b], row_splits[b + 1]) of `ids__n`, which need not begin at 0. `out__bd` overlaps
+    nothing. `asking` as in `rows_to_ask_for`. Return whether all ids lie in [0, r), there are as
+    many as the bags have, and divisors made here are finite, or weighted sums that have none; else
+    `out__bd` holds nothing of use. Each id is read once: they may be a caller's, and weights too, to
+    which another thread writes. O(n·d).
     """
     cdef const void* table = &table__rd[0, 0] if table__rd.shape[0] and table__rd.shape[1] else NULL
     cdef bint right = row_splits[row_splits.shape[0] - 1] <= ids__n.shape[0]
@@ -197,7 +201,7 @@ def segment_reduce(const uint8_t[:, ::1] table__rd, int kind, const index_t[::1]
     with nogil:
         right = reduce_rows(table, table__rd.shape[0] * table__rd.shape[1], table__rd.shape[1], kind,
                             ids, <uint64_t>table__rd.shape[0], &row_splits[0], out__bd.shape[0],
-                            out__bd.shape[1], weights, divisors, &out__bd[0, 0], asking)
+                            out__bd.shape[1], weights, divisors, divided, &out__bd[0, 0], asking)
     return right
 
 
@@ -215,7 +219,7 @@ def segment_reduce_at(const int64_t[::1] addresses__n, int kind, const int64_t[:
     cdef const value_t* divisors = start_of(divisors__b)
     with nogil:
         reduce_rows(NULL, UNKNOWN, 1, kind, addresses, ANY, &row_splits[0], out__bd.shape[0],
-                    out__bd.shape[1], weights, divisors, &out__bd[0, 0], asking)
+                    out__bd.shape[1], weights, divisors, BY_GIVEN, &out__bd[0, 0], asking)
 
 
 cdef inline const value_t* start_of(const value_t[::1] values__n):
@@ -226,33 +230,32 @@ cdef inline const value_t* start_of(const value_t[::1] values__n):
 cdef inline bint reduce_rows(const void* table, Py_ssize_t table_bytes, Py_ssize_t stride, int kind,
                              const index_t* ids__n, uint64_t limit, const int64_t* row_splits,
                              Py_ssize_t bags, Py_ssize_t dim, const value_t* weights,
-                             const value_t* divisors, value_t* out__bd,
+                             const value_t* divisors, int divided, value_t* out__bd,
                              int asking) noexcept nogil:
     """Choose the body for the type of the rows."""
     if value_t is float64_t:
         return _segment_reduce(<const float64_t*>table, table_bytes, stride, dim, ids__n, limit,
-                               row_splits, bags, weights, divisors, out__bd, asking)
+                               row_splits, bags, weights, divisors, divided, out__bd, asking)
     elif kind == HALF:
         return _segment_reduce(<const half_t*>table, table_bytes, stride, dim, ids__n, limit,
-                               row_splits, bags, weights, divisors, out__bd, asking)
+                               row_splits, bags, weights, divisors, divided, out__bd, asking)
     elif kind == BFLOAT:
         return _segment_reduce(<const bfloat_t*>table, table_bytes, stride, dim, ids__n, limit,
-                               row_splits, bags, weights, divisors, out__bd, asking)
+                               row_splits, bags, weights, divisors, divided, out__bd, asking)
     else:
         return _segment_reduce(<const float32_t*>table, table_bytes, stride, dim, ids__n, limit,
-                               row_splits, bags, weights, divisors, out__bd, asking)
+                               row_splits, bags, weights, divisors, divided, out__bd, asking)
 
 
 cdef bint _segment_reduce(const row_t* table, Py_ssize_t table_bytes, Py_ssize_t stride,
                           Py_ssize_t dim, const index_t* ids__n, uint64_t limit,
                           const int64_t* row_splits, Py_ssize_t bags, const value_t* weights__n,
-                          const value_t* divisors__b, value_t* out__bd,
+                          const value_t* divisors__b, int divided, value_t* out__bd,
                           int asking) noexcept nogil:
-    cdef Py_ssize_t b, c
+    cdef Py_ssize_t b
     cdef Py_ssize_t first = row_splits[0], last = row_splits[bags]
     cdef int ask = rows_to_ask_for(ids__n + first, last - first, dim * sizeof(row_t), table_bytes,
                                    asking)
-    cdef value_t divisor
     cdef value_t* out
     ask = begin_asking(table, stride, dim, ids__n, first, last, ask)
     for b in range(bags):
@@ -260,29 +263,22 @@ cdef bint _segment_reduce(const row_t* table, Py_ssize_t table_bytes, Py_ssize_t
         if not sum_rows(table, stride, dim, ids__n, limit, row_splits[b], row_splits[b + 1], last,
                         ask, weights__n, out):
             return False
-        if divisors__b != NULL:
-            divisor = divisors__b[b]
-            if divisor == 0:
-                for c in range(dim):
-                    out[c] = 0
-            else:
-                for c in range(dim):
-                    out[c] = out[c] / divisor
+        if divided == BY_GIVEN:
+            if divisors__b != NULL:
+                divide_by(divisors__b[b], out, dim)
+        elif not divide(out, dim, weights__n, row_splits[b], row_splits[b + 1], divided):
+            return False
     return True
 
 
 def sum_values(const value_t[::1] values__n, const int64_t[::1] row_splits, bint squared,
                value_t[::1] out__b):
     """Write the sum of each bag's values, or of their squares, in occurrence order. O(n)."""
-    cdef Py_ssize_t b, i, bags = out__b.shape[0]
+    cdef Py_ssize_t b, bags = out__b.shape[0]
     cdef const value_t* values = &values__n[0] if values__n.shape[0] else NULL
-    cdef value_t total
     with nogil:
         for b in range(bags):
-            total = 0
-            for i in range(row_splits[b], row_splits[b + 1]):
-                total += values[i] * values[i] if squared else values[i]
-            out__b[b] = total
+            out__b[b] = total_of(values, row_splits[b], row_splits[b + 1], squared)
 
 
 cdef inline void sum_run(const value_t* gradients__gd, Py_ssize_t dim, const int32_t* sources__n,

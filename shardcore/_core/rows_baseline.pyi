@@ -10,8 +10,10 @@ class _Fused:
     def __getitem__(self, types: str | tuple[str, ...]) -> Callable[..., Any]: ...
 
 OPERATIONS: dict[str, int]
-segment_reduce: _Fused  # [index, value](table bytes, kind, ids, row_splits, weights, divisors, out,
-#                                 asking) -> bool
+DIVIDED: dict[str, int]
+GIVEN_DIVISORS: int
+segment_reduce: _Fused  # [index, value](table bytes, kind, ids, row_splits, weights, divisors,
+#                                 divided, out, asking) -> bool
 LONG_RUN_LENGTH: int
 RUNS_TOGETHER: int
 accumulate: _Fused  # [value](gradients, sources, gains, run_splits, block, out)

@@ -205,7 +205,8 @@ class PreparedLookup:
             denominators = divisors(self.combiner, splits, factors, self.dtype)
         if self._table is not None and size * self._dim <= _INLINE:
             kernel = self._kernels[wide]
-            kernel(self._table, self._kind, ids, splits, factors, denominators, result, PACE.asking)
+            rest = denominators, _kernel.GIVEN_DIVISORS, result, PACE.asking
+            kernel(self._table, self._kind, ids, splits, factors, *rest)
         elif self._addresses is not None and size * self._dim <= _INLINE:
             addresses = self._addresses(ids)
             kernel = self._kernel_at

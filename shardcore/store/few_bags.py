@@ -17,10 +17,9 @@ from shardcore._core import offsets as _offsets
 from shardcore.dtypes import kind_of, working_dtype
 from shardcore.ids.own_arrays import is_plain
 from shardcore.sharding import Layout
-from shardcore.store.finite import all_finite
 from shardcore.store.instruction_set import best_module
 from shardcore.store.pace import PACE
-from shardcore.store.segment_reduce import divisors, reduce_bags
+from shardcore.store.segment_reduce import reduce_bags
 
 __all__ = ["DIVIDED", "MOST_IDS", "CombineGiven", "given_bags_of"]
 
@@ -43,8 +42,6 @@ MOST_IDS: Final[int] = _kernel.MOST_IDS
 
 DIVIDED: Final[dict[str, int]] = _kernel.DIVIDED
 """Combiner -> what `CombineGiven` calls it."""
-
-_COMBINERS: Final = {divided: combiner for combiner, divided in DIVIDED.items()}
 
 
 def given_bags_of(arrays: Sequence[NDArray[Any]], layout: Layout | None) -> CombineGiven | None:
@@ -112,12 +109,9 @@ def _combine_many(
         return False
     if weights is not None:
         weights = weights[...]
-        if not (weights.shape == ids.shape and _fit(weights, out.dtype) and all_finite([weights])):
+        if not (weights.shape == ids.shape and _fit(weights, out.dtype)):
             return False
-    divisor = divisors(_COMBINERS[divided], own_splits, weights, out.dtype)
-    if weights is not None and divisor is not None and not all_finite([divisor]):
-        return False  # finite weights whose sum is not
-    return reduce_bags(rows, ids, own_splits, weights, divisor, out)
+    return reduce_bags(rows, ids, own_splits, weights, None, out, divided)
 
 
 def _fit(weights: NDArray[Any], dtype: np.dtype[Any]) -> bool:

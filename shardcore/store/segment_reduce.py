@@ -169,12 +169,17 @@ def reduce_bags(
     weights: NDArray[Any] | None,
     divisors: NDArray[Any] | None,
     out: NDArray[Any],
+    divided: int = _kernel.GIVEN_DIVISORS,
 ) -> bool:
     """Write what `segment_reduce` returns to `out`, on several threads; return whether it is right.
 
     Every array is C-contiguous, weights, divisors and `out` are in the working dtype. Ids may be
     the caller's own: each is read once and, if it is out of range, no row; `out` then holds nothing
     of use. Row splits are checked ones, to which no other thread writes.
+
+    With a combiner's number of `DIVIDED` for `divided`, divisors are made of the weights, which may
+    be the caller's own, too, and of any value: where they leave a divisor, or a sum that has none,
+    that is not finite, the answer is False as well.
     """
     kernel = _kernel.segment_reduce[TYPE_NAMES[ids.dtype], TYPE_NAMES[out.dtype]]
     table, kind = row_bytes(rows), kind_of(rows.dtype)
@@ -182,7 +187,9 @@ def reduce_bags(
     small = ids.size * rows.shape[1] < threads.PIECE
     pieces = [] if small else threads.ranges(row_splits, max(rows.shape[1], 1))
     if len(pieces) <= 1:
-        right: bool = kernel(table, kind, ids, row_splits, weights, divisors, out, PACE.asking)
+        right: bool = kernel(
+            table, kind, ids, row_splits, weights, divisors, divided, out, PACE.asking
+        )
         return right
     done = [False] * len(pieces)
 
@@ -195,6 +202,7 @@ def reduce_bags(
             row_splits[first : last + 1],
             weights,
             None if divisors is None else divisors[first:last],
+            divided,
             out[first:last],
             PACE.asking,
         )

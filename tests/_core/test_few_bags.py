@@ -129,16 +129,18 @@ def test_many_bags_equal_their_twin_on_any_number_of_threads(
     monkeypatch.setattr(segment_reduce, "PACE", PACE._replace(asking=ASKING[asking]))
     rng = np.random.default_rng(count)
     for dim in (1, 3, 16, 64, 130, 300):
-        rows = frozen(make_rows(rng, (5000, dim), dtype))
-        value = working_dtype(rows.dtype)
+        special, finite = (frozen(make_rows(rng, (5000, dim), dtype, it)) for it in (True, False))
+        value = working_dtype(special.dtype)
         lengths = rng.integers(0, 40, 300)
         lengths[7] = 2 * MOST_IDS
         splits = np.concatenate(([0], np.cumsum(lengths)))
-        combine = given_bags_of([rows], Layout.div(5000, 1))
-        assert combine is not None
         for combiner, index in (("sum", np.int32), ("mean", np.int64), ("sqrtn", np.int32)):
             ids = rng.integers(0, 5000, splits[-1]).astype(index)
             for weights in (None, frozen(rng.standard_normal(ids.size).astype(value))):
+                # Weighted sums that are not finite are left to others.
+                rows = finite if combiner == "sum" and weights is not None else special
+                combine = given_bags_of([rows], Layout.div(5000, 1))
+                assert combine is not None
                 divisor = reference.divisors(combiner, splits, weights, value)
                 wanted = reference.segment_reduce(rows, ids, splits, weights, divisor)
                 with_borders = np.full((len(lengths) + 2, dim), 7, value)
@@ -165,6 +167,20 @@ def test_weights_are_taken_for_any_number_of_bags_in_one_array(
             assert_same(out, wanted if done else np.zeros_like(wanted))
 
 
+def test_weighted_sums_of_rows_that_are_not_finite_are_left_to_others() -> None:
+    """Without weights, or with divisors, they are not."""
+    ids, splits, out = np.array([0, 5, 1]), np.array([0, 2, 3]), np.empty((2, 2), np.float32)
+    weights = np.ones(3, np.float32)
+    for value in (np.inf, -np.inf, np.nan):
+        rows = ROWS.copy()
+        rows[5, 0] = value
+        combine = given_bags_of([rows], None)
+        assert combine is not None
+        for combiner, divided in DIVIDED.items():
+            assert combine(ids, splits, weights, divided, out) is (combiner != "sum")
+            assert combine(ids, splits, None, divided, out) is True
+
+
 def test_weights_that_are_not_plain_or_not_finite_are_refused() -> None:
     combine = given_bags_of([ROWS], None)
     assert combine is not None
@@ -175,14 +191,22 @@ def test_weights_that_are_not_plain_or_not_finite_are_refused() -> None:
         for value in (np.nan, np.inf, -np.inf):
             broken = plain.copy()
             broken[at] = value
-            assert combine(ids, splits, broken, DIVIDED["sum"], out) is False
+            for divided in DIVIDED.values():
+                assert combine(ids, splits, broken, divided, out) is False
     unaligned = np.frombuffer(b"x" + plain.tobytes(), np.float32, offset=1)
     for wrong in (plain[:2], plain.astype(float), plain.astype(">f4"), np.ones(6, np.float32)[::2]):
         assert combine(ids, splits, wrong, DIVIDED["sum"], out) is False
     for wrong in (unaligned, plain.reshape(1, 3)):
         assert combine(ids, splits, wrong, DIVIDED["sum"], out) is False
-    # Finite weights of which the sum, or the sum of squares, is not.
-    sums = ("mean", 3e38, False), ("sqrtn", 2e19, False), ("sum", 3e38, True)
+    # Infinities of both signs, whose sum is no infinity; and a row that is 0 where they meet it.
+    both = np.array([np.inf, -np.inf, 1], np.float32)
+    zeros = given_bags_of([np.zeros((6, 2), np.float32)], None)
+    assert zeros is not None
+    for divided in DIVIDED.values():
+        assert combine(ids, splits, both, divided, out) is False
+        assert zeros(ids, splits, both, divided, out) is False
+    # Finite weights of which the sum, or the sum of squares, is not, or that of weighted rows.
+    sums = ("mean", 3e38, False), ("sqrtn", 2e19, False), ("sum", 3e38, False), ("sum", 1e37, True)
     for combiner, large, done in sums:
         weights = np.full(3, large, np.float32)
         assert combine(ids, splits, weights, DIVIDED[combiner], out) is done

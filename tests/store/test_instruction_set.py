@@ -141,7 +141,11 @@ def outputs(body: ModuleType, dtype: str, dim: int, index: Any) -> list[bytes]:
         for d in (None, divisors):
             out = np.empty((40, dim), value)
             reduce = body.segment_reduce[index_name, value_name]
-            reduce(row_bytes(table), kind, ids, splits, w, d, out, False)
+            reduce(row_bytes(table), kind, ids, splits, w, d, body.GIVEN_DIVISORS, out, False)
+            written.append(out)
+        for divided in body.DIVIDED.values():
+            out = np.empty((40, dim), value)
+            assert reduce(row_bytes(table), kind, ids, splits, w, None, divided, out, False)
             written.append(out)
     dots = np.empty(ids.size, value)
     body.row_dots[index_name, value_name](row_bytes(table), kind, ids, splits, gradients, dots)
@@ -165,6 +169,6 @@ def outputs(body: ModuleType, dtype: str, dim: int, index: Any) -> list[bytes]:
 def test_all_bodies_compute_the_same_bits(dtype: str, dim: int, index: Any) -> None:
     first, *others = bodies()
     expected = outputs(first, dtype, dim, index)
-    assert len(expected) == 12
+    assert len(expected) == 18
     for other in others:
         assert outputs(other, dtype, dim, index) == expected
