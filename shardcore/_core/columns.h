@@ -32,9 +32,11 @@
 /* Occurrences between asking for a row and using it: from memory, for the second-level cache, far ahead;
    from there, for the first, near. Or from memory for the first at once, as far ahead as has room there, or
    half as far: of few rows the second cache may have most. `ask` of a sum has a bit for each, one for every
-   other line, far ahead, where processors read the other half of a pair by themselves, and one for rows that
-   do not begin where cache lines do, which end in one line more. */
+   other line, far ahead, where processors read the other half of a pair by themselves, one for rows that do
+   not begin where cache lines do, which end in one line more, and one for a second request, for the same
+   cache, where processors drop some of those that come close together. */
 #define SC_FAR 64
+#define SC_AGAIN 48
 #define SC_NEAR 16
 #define SC_FIRST(ask, row_bytes)                                                                   \
     (((row_bytes) <= 512 ? 64 : (row_bytes) <= 1024 ? 32 : 16) >> ((ask) & SC_ASK_SOON ? 1 : 0))
@@ -46,6 +48,7 @@
 #define SC_ASK_SOON 8
 #define SC_ASK_END 16
 #define SC_ASK_HALF 32
+#define SC_ASK_AGAIN 64
 
 #if defined(__clang__)
 #define SC_VECTORS(number, bytes) number __attribute__((vector_size(bytes), aligned(sizeof(number)), may_alias))

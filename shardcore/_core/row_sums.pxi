@@ -21,6 +21,7 @@ cdef extern from "columns.h" nogil:
         ASK_SOON "SC_ASK_SOON"
         ASK_END "SC_ASK_END"
         ASK_HALF "SC_ASK_HALF"
+        ASK_AGAIN "SC_ASK_AGAIN"
         FAR "SC_FAR"
     void ask_for_row "sc_ask_for_row"(const void* row, Py_ssize_t size)
     void ask_for_row_near "sc_ask_for_row_near"(const void* row, Py_ssize_t size)

@@ -137,16 +137,16 @@ cdef inline int rows_to_ask_for(const index_t* ids__n, Py_ssize_t n, Py_ssize_t 
     """Return how sums of `n` rows ask for those that come: bits ASK_FAR and ASK_NEAR, or ASK_FIRST.
 
     `asking`: as suits the processor. Into the first cache: all rows. By lines: far ahead, and near,
-    too, where rows are narrow or most are in a cache. By pairs: rows of a small table are in some cache:
+    too, where rows are narrow or most are in a cache, else far ahead again. By pairs: rows of a small table are in some cache:
     near ones only. Of others, narrow rows are asked for far ahead and near. For wide ones that is one
     time too many: near only where most are in a cache, else far ahead only.
     """
     if asking == INTO_FIRST:
         return ASK_FIRST
     if asking == BY_LINES:
-        if row_bytes <= NARROW_ROW or n <= UNSAMPLED or come_back(ids__n, n):
+        if row_bytes <= NARROW_ROW or (n > UNSAMPLED and come_back(ids__n, n)):
             return ASK_FAR | ASK_NEAR
-        return ASK_FAR
+        return ASK_FAR | ASK_AGAIN
     if n <= STRETCH:
         return ASK_FAR
     if 0 <= table_bytes <= CACHED:

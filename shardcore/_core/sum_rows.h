@@ -43,6 +43,13 @@ SC_INLINE void NAME(sc_ask_)(const void *table, ptrdiff_t stride, ptrdiff_t dim,
         if (ask & SC_ASK_END)
             SC_PREFETCH_READ((const void *)(row + (size_t)size - 1));
     }
+    if ((ask & SC_ASK_AGAIN) && at + SC_AGAIN < last) {
+        const size_t row = (size_t)NAME(sc_row_of_)(table, stride, ids[at + SC_AGAIN]);
+        SC_UNROLL_SOME for (ptrdiff_t byte = 0; byte < size; byte += SC_LINE)
+            SC_PREFETCH_READ((const void *)(row + (size_t)byte));
+        if (ask & SC_ASK_END)
+            SC_PREFETCH_READ((const void *)(row + (size_t)size - 1));
+    }
     const ptrdiff_t near = ask & SC_ASK_FIRST ? SC_FIRST(ask, size) : SC_NEAR;
     if ((ask & (SC_ASK_NEAR | SC_ASK_FIRST)) && at + near < last) {
         const size_t row = (size_t)NAME(sc_row_of_)(table, stride, ids[at + near]);
@@ -140,15 +147,20 @@ SC_INLINE int NAME(sc_sum_parts_)(const void *table, ptrdiff_t stride, ptrdiff_t
 
 /* Write the (weighted) sum of rows ids[lo:hi], in that order, to out (dim,), and return whether all ids are
    below `limit`: each is read once, and not used where it is not. The dims of most tables have bodies in
-   which every count is known. */
+   which every count is known; and asking again has some of its own, as others would take longer by a test
+   of it for every id. */
 static int NAME(sc_sum_)(const void *table, ptrdiff_t stride, ptrdiff_t dim, const INDEX *ids,
                          uint64_t limit, ptrdiff_t lo, ptrdiff_t hi, ptrdiff_t last, int ask,
                          const NUMBER *weights, NUMBER *out) {
+    const int once = ask & ~SC_ASK_AGAIN;
+#define SUM_PARTS_OF(dim, ask)                                                                     \
+    NAME(sc_sum_parts_)(table, stride, dim, ids, limit, lo, hi, last, ask, weights, out)
 #define SUM_ROWS_OF(dim)                                                                           \
-    return NAME(sc_sum_parts_)(table, stride, dim, ids, limit, lo, hi, last, ask, weights, out)
+    return ask & SC_ASK_AGAIN ? SUM_PARTS_OF(dim, SC_ASK_FAR | SC_ASK_AGAIN | (ask & SC_ASK_END))  \
+                              : SUM_PARTS_OF(dim, once)
     switch (dim) {
     case 16:
-        SUM_ROWS_OF(16);
+        return SUM_PARTS_OF(16, once); /* rows of 128 bytes and less */
     case 32:
         SUM_ROWS_OF(32);
     case 64:
@@ -161,6 +173,7 @@ static int NAME(sc_sum_)(const void *table, ptrdiff_t stride, ptrdiff_t dim, con
         SUM_ROWS_OF(dim);
     }
 #undef SUM_ROWS_OF
+#undef SUM_PARTS_OF
 }
 
 #undef NAME
