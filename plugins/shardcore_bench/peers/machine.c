@@ -1,13 +1,17 @@
 /* Memory as this machine has it: rows of a table read and written in any order.
 
    Compiled by `machine.py`, for this processor alone. Rows are folded into one vector, and asked for some
-   way ahead, as far as the caller has found best. */
+   way ahead, as far, and in that one of three ways, as the caller has found best. */
 
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
 enum { LINE = 64 };
+
+/* Ask for rows into the second cache, into the first, or into the second twice, the second time after a
+   quarter of the way: some processors drop some of what is asked for. */
+enum { SECOND, FIRST, TWICE };
 
 typedef uint64_t line __attribute__((vector_size(64), aligned(4), may_alias));
 typedef uint64_t half __attribute__((vector_size(32), aligned(4), may_alias));
@@ -25,22 +29,24 @@ static inline __attribute__((always_inline)) void ask_for(const char* row, size_
     }
 }
 
-/* For rows of WIDTH bytes, in parts of a type; how far to look ahead and how near is known too. Fold the
+/* For rows of WIDTH bytes, in parts of a type; how far to look ahead and in which way is known too. Fold the
    rows of the bags from first to last, and write `out_bytes` of each. */
 #define READ(WIDTH, PART)                                                                          \
     static inline __attribute__((always_inline)) uint64_t read_##WIDTH##_by(                       \
         const char* table, const int64_t* ids, const int64_t* row_splits, int64_t first,           \
-        int64_t last, char* out, size_t out_bytes, int64_t ahead, int near)                        \
+        int64_t last, char* out, size_t out_bytes, int64_t ahead, int way)                         \
     {                                                                                              \
         PART all = {0};                                                                            \
         uint64_t words[sizeof(PART) / 8], whole = 0;                                               \
-        int64_t end = row_splits[last];                                                            \
+        int64_t end = row_splits[last], again = ahead - ahead / 4;                                 \
         for (int64_t bag = first; bag < last; bag++) {                                             \
             PART sum = {0};                                                                        \
             for (int64_t i = row_splits[bag]; i < row_splits[bag + 1]; i++) {                      \
                 const PART* row = (const PART*)(table + ids[i] * (WIDTH));                         \
                 if (i + ahead < end)                                                               \
-                    ask_for(table + ids[i + ahead] * (WIDTH), WIDTH, near);                        \
+                    ask_for(table + ids[i + ahead] * (WIDTH), WIDTH, way == FIRST);                \
+                if (way == TWICE && i + again < end)                                               \
+                    ask_for(table + ids[i + again] * (WIDTH), WIDTH, 0);                           \
                 _Pragma("GCC unroll 16") for (size_t at = 0; at < WIDTH / sizeof(PART); at++)      \
                     sum ^= row[at];                                                                \
             }                                                                                      \
@@ -55,12 +61,16 @@ static inline __attribute__((always_inline)) void ask_for(const char* row, size_
     }                                                                                              \
     static uint64_t read_##WIDTH(const char* table, const int64_t* ids, const int64_t* row_splits, \
                                  int64_t first, int64_t last, char* out, size_t out_bytes,         \
-                                 int64_t ahead, int near)                                          \
+                                 int64_t ahead, int way)                                           \
     {                                                                                              \
-        return near ? read_##WIDTH##_by(table, ids, row_splits, first, last, out, out_bytes,       \
-                                        ahead, 1)                                                  \
-                    : read_##WIDTH##_by(table, ids, row_splits, first, last, out, out_bytes,       \
-                                        ahead, 0);                                                 \
+        if (way == FIRST)                                                                          \
+            return read_##WIDTH##_by(table, ids, row_splits, first, last, out, out_bytes, ahead,   \
+                                     FIRST);                                                       \
+        if (way == TWICE)                                                                          \
+            return read_##WIDTH##_by(table, ids, row_splits, first, last, out, out_bytes, ahead,   \
+                                     TWICE);                                                       \
+        return read_##WIDTH##_by(table, ids, row_splits, first, last, out, out_bytes, ahead,       \
+                                 SECOND);                                                          \
     }
 
 /* Add `value` to every word of rows, each named once: 0 leaves them as they are, and writes them. */
@@ -86,11 +96,11 @@ WRITE(4)
 
 /* Return the exclusive or of all words of 8 bytes of the rows; of a width that is not here, 0. */
 uint64_t read_rows(size_t row_bytes, const char* table, const int64_t* ids, const int64_t* row_splits,
-                   int64_t first, int64_t last, char* out, size_t out_bytes, int64_t ahead, int near)
+                   int64_t first, int64_t last, char* out, size_t out_bytes, int64_t ahead, int way)
 {
 #define CASE_READ(WIDTH, PART)                                                                     \
     case WIDTH:                                                                                    \
-        return read_##WIDTH(table, ids, row_splits, first, last, out, out_bytes, ahead, near);
+        return read_##WIDTH(table, ids, row_splits, first, last, out, out_bytes, ahead, way);
     switch (row_bytes) {
         FOR_EACH_WIDTH(CASE_READ)
     }

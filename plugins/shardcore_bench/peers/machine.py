@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
@@ -31,8 +32,11 @@ __all__ = ["Machine"]
 
 SOURCE: Final = Path(__file__).with_name("machine.c")
 
-AHEAD: Final = [(ahead, near) for ahead in (8, 16, 32, 64, 128) for near in (0, 1)]
-"""Rows that are asked for so far ahead of their use, into the second or the first cache."""
+AHEAD: Final = (8, 16, 32, 64, 128)
+"""Rows between asking for one and using it."""
+
+WAYS: Final = 3
+"""Ways to ask for rows: into the second cache, into the first, into the second twice."""
 
 SLOTS: Final = {"SGD": 0, "momentum": 1, "Adagrad": 1, "Adam": 2, "FTRL": 2}
 """Slots as wide as a row; that of row-wise Adagrad is one number."""
@@ -132,7 +136,7 @@ class Machine(Peer):
             self._on_threads(copy)
             return found
 
-        ways = [partial(self._write, tables, unique, ahead) for ahead, _ in AHEAD[::2]]
+        ways = [partial(self._write, tables, unique, ahead) for ahead in AHEAD]
         writes = self._best(ways)
         return Contender("rows read and written", partial(run, writes), None)
 
@@ -144,7 +148,10 @@ class Machine(Peer):
         table = huge(*given.shape)
         table[...] = given
         out = np.zeros((row_splits.size - 1, rows.shape[1]), np.float32)
-        ways = [partial(self._read, table, ids, row_splits, out, *ahead) for ahead in AHEAD]
+        ways = [
+            partial(self._read, table, ids, row_splits, out, ahead, way)
+            for ahead, way in product(AHEAD, range(WAYS))
+        ]
         words = given.view(np.uint64)
         expected = int(np.bitwise_xor.reduce(np.bitwise_xor.reduce(words, axis=1)[ids]))
         for way in ways:
@@ -159,7 +166,7 @@ class Machine(Peer):
         row_splits: NDArray[np.int64],
         out: NDArray[np.float32],
         ahead: int,
-        near: int,
+        way: int,
     ) -> int:
         borders = np.linspace(0, row_splits.size - 1, self._threads + 1).astype(int).tolist()
         found = [0] * self._threads
@@ -168,7 +175,7 @@ class Machine(Peer):
             found[number] = program().read_rows(
                 *(table.shape[1], address(table), address(ids), address(row_splits)),
                 *(borders[number], borders[number + 1]),
-                *(address(out), out.strides[0], ahead, near),
+                *(address(out), out.strides[0], ahead, way),
             )
 
         self._on_threads(part)
