@@ -11,7 +11,7 @@ cdef struct Rule:               # how an optimizer updates rows in one step
     bint by_occurrence          # one call per occurrence of a row, instead of one for their sum
     Py_ssize_t block            # rows handed to the function at a time
     Py_ssize_t block_bytes      # most of a block: of rows as they are computed with, and slots
-    Py_ssize_t sections         # ranges of rows gone through side by side, see `walk_of`
+    Py_ssize_t section_bits     # 2**bits ranges of rows gone through side by side, see `walk_of`
     Py_ssize_t ahead            # rows between asking for one and updating it
     bint into_first             # whether they are asked for for the first cache
     bint all_into_first         # and their slots and gradients, too
@@ -38,7 +38,7 @@ cdef class UpdateRule:
     `function` is the address of its C function (see shardcore_update.h), which is called with
     `context`, `hyper` and `step`. `by_occurrence`: once for each gradient of a row, not once for
     their sum. At most UPDATE_ROWS rows make a `block`, and `block_bytes` of rows and slots, but one row
-    does; neighbours come from `sections` ranges of the rows in turn. A row is asked for so many rows
+    does; neighbours come from `sections` ranges of the rows in turn, a power of two. A row is asked for so many rows
     `ahead`; `asking` for them into the first cache: wide ones with their slots and gradients, as far as there
     is room; else all into the second. `held` keeps the function.
     """
@@ -54,7 +54,11 @@ cdef class UpdateRule:
         self.rule.function, self.rule.context = <void*>function, <void*>context
         self.rule.hyper = &hyper[0] if hyper.shape[0] else NULL
         self.rule.step, self.rule.by_occurrence = step, by_occurrence
-        self.rule.block, self.rule.block_bytes, self.rule.sections = block, block_bytes, sections
+        self.rule.block, self.rule.block_bytes, self.rule.section_bits = block, block_bytes, 0
+        while 1 << self.rule.section_bits < sections:
+            self.rule.section_bits += 1
+        if 1 << self.rule.section_bits != sections:
+            raise ValueError(f"sections must be a power of two, got {sections}")
         self.rule.ahead, self.rule.into_first = ahead, asking == INTO_FIRST
 
 
@@ -253,10 +257,9 @@ cdef inline void point_slots(const Target* target, int64_t row, Py_ssize_t u, Py
 cdef struct Walk:       # through the rows of a range: of several sections of it in turn
     Py_ssize_t first
     Py_ssize_t rows
-    Py_ssize_t sections
+    Py_ssize_t bits     # 2**bits sections
     Py_ssize_t length   # of a section
-    Py_ssize_t turn     # rows of each section that were gone through
-    Py_ssize_t place    # of the next row, from the first on
+    Py_ssize_t longer   # sections, the first ones, that have a row more
 
 
 cdef inline Walk walk_of(const Target* target, Py_ssize_t first, Py_ssize_t last) noexcept nogil:
@@ -266,26 +269,22 @@ cdef inline Walk walk_of(const Target* target, Py_ssize_t first, Py_ssize_t last
     one or two to a page, take a fifth longer to read and write than rows of a few pages in turn.
     """
     cdef Walk walk
-    walk.first, walk.rows, walk.turn, walk.place = first, last - first, 0, 0
-    walk.sections = target.rule.sections
-    if walk.rows < walk.sections * target.rule.block:
-        walk.sections = 1
-    walk.length = (walk.rows + walk.sections - 1) // walk.sections
+    walk.first, walk.rows, walk.bits = first, last - first, target.rule.section_bits
+    if walk.rows < target.rule.block << walk.bits:
+        walk.bits = 0
+    walk.length = walk.rows >> walk.bits
+    walk.longer = walk.rows - (walk.length << walk.bits)
     return walk
 
 
-cdef inline Py_ssize_t next_place(Walk* walk) noexcept nogil:
-    """Return which row comes next; -1 after the last."""
-    cdef Py_ssize_t place
-    while walk.turn < walk.length:
-        place = walk.place
-        walk.place += walk.length
-        if walk.place >= walk.sections * walk.length:
-            walk.turn += 1
-            walk.place = walk.turn
-        if place < walk.rows:
-            return walk.first + place
-    return -1
+cdef inline Py_ssize_t place_of(const Walk* walk, Py_ssize_t turn) noexcept nogil:
+    """Return which row comes after so many others."""
+    cdef Py_ssize_t before, section
+    if walk.bits == 0:
+        return walk.first + turn
+    before = turn >> walk.bits
+    section = turn - (before << walk.bits)
+    return walk.first + section * walk.length + min(section, walk.longer) + before
 
 
 cdef inline Py_ssize_t long_at(const Target* target, Py_ssize_t place) noexcept nogil:
@@ -314,24 +313,39 @@ cdef inline void ask_to_read(const void* bytes, Py_ssize_t size, bint into_first
         ask_for_row(bytes, size)
 
 
-cdef inline void ask_for_next(Walk* asking, row_t* table, const value_t* gradients__gd,
-                              const Target* target) noexcept nogil:
-    """Ask for what the update of the next row needs: itself, its slots, and its gradients."""
-    cdef Py_ssize_t place = next_place(asking), dim = target.stored.dim, k, i, lo, hi
-    cdef bint all_into_first = target.rule.all_into_first
-    cdef int64_t row
-    if place < 0:
-        return
-    row, lo, hi = target.unique[place], target.run_splits[place], target.run_splits[place + 1]
-    ask_to_write(table + row * dim, dim * sizeof(row_t), target.rule.into_first)
+cdef inline void ask_for_row_of(int64_t row, const int32_t* sources, Py_ssize_t count, row_t* table,
+                                const value_t* gradients__gd, const Target* target,
+                                bint into_first, bint all_into_first) noexcept nogil:
+    """Ask for a row, its slots, and so many gradients; the last two are literals: no tests are left."""
+    cdef Py_ssize_t dim = target.stored.dim, k, i
+    ask_to_write(table + row * dim, dim * sizeof(row_t), into_first)
     for k in range(target.stored.slots):
         ask_to_write(target.stored.slot_bases[k] + row * target.stored.slot_bytes[k],
                      target.stored.slot_bytes[k], all_into_first)
-    if hi - lo >= LONG_RUN:
-        hi = lo if target.long_sums != NULL else lo + FAR
-    for i in range(lo, hi):
-        ask_to_read(gradients__gd + <Py_ssize_t>target.sources[i] * dim, dim * sizeof(value_t),
+    for i in range(count):
+        ask_to_read(gradients__gd + <Py_ssize_t>sources[i] * dim, dim * sizeof(value_t),
                     all_into_first)
+
+
+cdef inline void ask_for(const Walk* walk, Py_ssize_t turn, row_t* table,
+                         const value_t* gradients__gd, const Target* target) noexcept nogil:
+    """Ask for what the update of the row needs that comes after so many others, if there is one."""
+    cdef Py_ssize_t place, count
+    cdef const int32_t* sources
+    cdef int64_t row
+    if turn >= walk.rows:
+        return
+    place = place_of(walk, turn)
+    row, sources = target.unique[place], target.sources + target.run_splits[place]
+    count = target.run_splits[place + 1] - target.run_splits[place]
+    if count >= LONG_RUN:
+        count = 0 if target.long_sums != NULL else FAR
+    if not target.rule.into_first:
+        ask_for_row_of(row, sources, count, table, gradients__gd, target, False, False)
+    elif target.rule.all_into_first:
+        ask_for_row_of(row, sources, count, table, gradients__gd, target, True, True)
+    else:
+        ask_for_row_of(row, sources, count, table, gradients__gd, target, True, False)
 
 
 cdef void _update(row_t* table, Py_ssize_t first, Py_ssize_t last, Target* target,
@@ -343,15 +357,17 @@ cdef void _update(row_t* table, Py_ssize_t first, Py_ssize_t last, Target* targe
     cdef const int32_t* sources__n = target.sources
     cdef const value_t* gains__n = <const value_t*>target.gains
     cdef const value_t* gradients__gd = <const value_t*>target.gradients
-    cdef Py_ssize_t count, place, u, k, lo, hi, turn, filled, at
-    cdef Py_ssize_t places[UPDATE_ROWS]
-    cdef Walk walk = walk_of(target, first, last), asking = walk
+    cdef Py_ssize_t count, place, u, k, lo, hi, turn, filled, at, begin = 0
+    cdef Py_ssize_t ahead = target.rule.ahead
+    cdef Walk walk = walk_of(target, first, last)
     # What rows to come need is asked for between the sums of a block, where all of these take as long:
     # but sums of several rows each are foretold wrongly, and hold up what is asked for.
     cdef Py_ssize_t occurrences = run_splits[last] - run_splits[first]
     cdef bint by_turns = occurrences <= last - first + (last - first) // 4
-    cdef int64_t block_rows[UPDATE_ROWS]
-    cdef int64_t block_ids[UPDATE_ROWS]
+    cdef const int64_t* rows            # of a block, and their numbers: where they lie, if they are
+    cdef const int64_t* row_ids         # neighbours there, else in the copies
+    cdef int64_t rows_copy[UPDATE_ROWS]
+    cdef int64_t ids_copy[UPDATE_ROWS]
     cdef int64_t turn_ids[UPDATE_ROWS]
     cdef value_t* gradients__ud = scratch                       # (UPDATE_ROWS, d)
     cdef value_t* widened__ud = scratch + UPDATE_ROWS * dim     # (UPDATE_ROWS, d), for short rows
@@ -363,32 +379,28 @@ cdef void _update(row_t* table, Py_ssize_t first, Py_ssize_t last, Target* targe
     cdef row_t* row
     for k in range(slots):
         slot_tables[k] = slot_pointers + k * UPDATE_ROWS
-    for u in range(target.rule.ahead):
-        ask_for_next(&asking, table, gradients__gd, target)
-    while True:
-        count = 0
-        while count < target.rule.block:
-            place = next_place(&walk)
-            if place < 0:
-                break
-            places[count] = place
-            count += 1
-        if count == 0:
-            break
-        for u in range(min(walk.sections, count)):      # what is read to ask for rows
-            if places[u] + LINE < last:
-                prefetch_read(unique__u + places[u] + LINE)
-                prefetch_read(run_splits + places[u] + LINE)
-                prefetch_read(sources__n + run_splits[places[u]] + LINE)
+    for u in range(ahead):
+        ask_for(&walk, u, table, gradients__gd, target)
+    while begin < walk.rows:
+        count = min(target.rule.block, walk.rows - begin)
+        rows, row_ids = unique__u + first + begin, row_ids__u + first + begin
+        if walk.bits:
+            rows, row_ids = &rows_copy[0], &ids_copy[0]
+            for u in range(count):
+                place = place_of(&walk, begin + u)
+                rows_copy[u], ids_copy[u] = unique__u[place], row_ids__u[place]
+                # What is read to ask for rows: of so many places the processor reads none ahead.
+                if u < 1 << walk.bits and place + LINE < last:
+                    prefetch_read(unique__u + place + LINE)
+                    prefetch_read(run_splits + place + LINE)
+                    prefetch_read(sources__n + run_splits[place] + LINE)
         if not by_turns:
             for u in range(count):
-                ask_for_next(&asking, table, gradients__gd, target)
+                ask_for(&walk, begin + ahead + u, table, gradients__gd, target)
         for u in range(count):
             if by_turns:
-                ask_for_next(&asking, table, gradients__gd, target)
-            place = places[u]
-            block_rows[u] = unique__u[place]
-            block_ids[u] = row_ids__u[place]
+                ask_for(&walk, begin + ahead + u, table, gradients__gd, target)
+            place = place_of(&walk, begin + u)
             lo, hi = run_splits[place], run_splits[place + 1]
             if hi - lo >= LONG_RUN and target.long_sums != NULL:
                 memcpy(gradients__ud + u * dim,
@@ -397,7 +409,7 @@ cdef void _update(row_t* table, Py_ssize_t first, Py_ssize_t last, Target* targe
             elif not target.rule.by_occurrence:
                 sum_run(gradients__gd, dim, sources__n, lo, hi, hi, gains__n, block__d,
                         gradients__ud + u * dim)
-            row = table + block_rows[u] * dim
+            row = table + rows[u] * dim
             if row_t is half_t or row_t is bfloat_t:
                 widen(row, dim, widened__ud + u * dim)
                 row_pointers[u] = widened__ud + u * dim
@@ -405,38 +417,40 @@ cdef void _update(row_t* table, Py_ssize_t first, Py_ssize_t last, Target* targe
                 row_pointers[u] = row
             for k in range(slots):
                 slot_pointers[k * UPDATE_ROWS + u] = (
-                    target.stored.slot_bases[k] + block_rows[u] * target.stored.slot_bytes[k])
+                    target.stored.slot_bases[k] + rows[u] * target.stored.slot_bytes[k])
         if target.stored.converted:
-            convert_slots(target, block_rows, count, converted, slot_pointers, False)
+            convert_slots(target, rows, count, converted, slot_pointers, False)
         if not target.rule.by_occurrence:
-            call(target, count, row_pointers, slot_tables, gradients__ud, block_ids)
+            call(target, count, row_pointers, slot_tables, gradients__ud, row_ids)
         else:
             turn, filled = 0, count
             while filled:       # the rows that have an occurrence number `turn`
                 filled = 0
                 for u in range(count):
-                    at = run_splits[places[u]] + turn
-                    if at >= run_splits[places[u] + 1]:
+                    place = place_of(&walk, begin + u)
+                    at = run_splits[place] + turn
+                    if at >= run_splits[place + 1]:
                         continue
                     sum_rows(gradients__gd, dim * sizeof(value_t), dim, sources__n, ANY, at, at + 1,
                              at + 1, 0, gains__n, gradients__ud + filled * dim)
                     if row_t is half_t or row_t is bfloat_t:
                         row_pointers[filled] = widened__ud + u * dim
                     else:
-                        row_pointers[filled] = table + block_rows[u] * dim
-                    point_slots(target, block_rows[u], u, filled, converted, slot_pointers)
-                    turn_ids[filled] = block_ids[u]
+                        row_pointers[filled] = table + rows[u] * dim
+                    point_slots(target, rows[u], u, filled, converted, slot_pointers)
+                    turn_ids[filled] = row_ids[u]
                     filled += 1
                 if filled:
                     call(target, filled, row_pointers, slot_tables, gradients__ud, turn_ids)
                 turn += 1
         if target.stored.converted:
-            convert_slots(target, block_rows, count, converted, slot_pointers, True)
+            convert_slots(target, rows, count, converted, slot_pointers, True)
         if row_t is half_t or row_t is bfloat_t:
             for u in range(count):
-                row = table + block_rows[u] * dim
+                row = table + rows[u] * dim
                 if target.stochastic:
-                    narrow_stochastic(widened__ud + u * dim, dim, row_start(target.key, block_ids[u]),
-                                      row_step(target.key, block_ids[u]), row)
+                    narrow_stochastic(widened__ud + u * dim, dim, row_start(target.key, row_ids[u]),
+                                      row_step(target.key, row_ids[u]), row)
                 else:
                     narrow(widened__ud + u * dim, dim, row)
+        begin += count

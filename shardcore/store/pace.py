@@ -25,7 +25,7 @@ class Pace(NamedTuple):
     block_bytes : int
         Most bytes of them and of their slots.
     sections : int
-        Ranges of rows that an update goes through side by side.
+        Ranges of rows that an update goes through side by side; a power of two.
     ahead : int
         Rows between asking for one and updating it.
     """

@@ -458,7 +458,11 @@ def test_a_block_has_as_many_rows_as_its_bytes_allow(
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("dim", [20, 130])
 @pytest.mark.parametrize("occurrences", [300, 3000])
-@pytest.mark.parametrize("optimizer", [SGD(0.5, momentum=0.5), RowwiseAdagrad(0.1)], ids=repr)
+@pytest.mark.parametrize(
+    "optimizer",
+    [SGD(0.5, momentum=0.5), RowwiseAdagrad(0.1), SGD(0.3, stochastic_rounding=True)],
+    ids=repr,
+)
 def test_an_update_is_the_same_in_blocks_of_any_size(
     optimizer: Any, occurrences: int, dim: int, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -472,7 +476,7 @@ def test_an_update_is_the_same_in_blocks_of_any_size(
         *(pace_of(family) for family in (0, 25, 26)),
         Pace(second, 32, 1 << 20, 1, 0),
         Pace(first, 16, 1, 16, 1),
-        Pace(first, 12, 1 << 20, 3, 5000),
+        Pace(first, 12, 1 << 20, 2, 5000),
         Pace(second, 1, 1 << 20, 1, 5000),
         Pace(first, 5, 500, 1, 3),
         Pace(second, 1 << 20, 1 << 20, 1, 16),
@@ -487,6 +491,20 @@ def test_an_update_is_the_same_in_blocks_of_any_size(
             slots = [e.slots["t"][name][:].tobytes() for name in e.slots["t"]]
             found.add((e.tables["t"][:].tobytes(), *slots))
     assert len(found) == 1
+
+
+@pytest.mark.parametrize("sections", [-4, 0, 3, 12])
+def test_sections_that_are_no_power_of_two_are_refused(
+    sections: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(update_module, "PACE", PACE._replace(sections=sections))
+    rows, ids, optimizer = np.zeros((3, 2), np.float32), np.arange(3), SGD(0.5)
+    batch = sort_occurrences(ids, ids.astype(np.int32), None, 3)
+    gradients = np.ones((3, 2), np.float32)
+    message = f"sections must be a power of two, got {sections}"
+    with pytest.raises(ValueError, match=message):
+        update_rows(rows, {}, RowUpdate(batch, ids, gradients, optimizer, optimizer.hyper(), 1))
+    assert not rows.any()
 
 
 class Long(Momentum):
