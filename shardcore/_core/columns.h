@@ -34,14 +34,18 @@
    half as far: of few rows the second cache may have most. `ask` of a sum has a bit for each, one for every
    other line, far ahead, where processors read the other half of a pair by themselves, one for rows that do
    not begin where cache lines do, which end in one line more, and one for a second request, for the same
-   cache, where processors drop some of those that come close together. */
+   cache, where processors drop some of those that come close together; of two, the first comes later. */
 #define SC_FAR 64
-#define SC_AGAIN 48
 #define SC_NEAR 16
+#define SC_TWICE 32
+#define SC_AGAIN 16
 #define SC_FIRST(ask, row_bytes)                                                                   \
     (((row_bytes) <= 512 ? 64 : (row_bytes) <= 1024 ? 32 : 16) >> ((ask) & SC_ASK_SOON ? 1 : 0))
 #define SC_AHEAD(ask, row_bytes)                                                                   \
-    ((ask) & SC_ASK_FIRST ? SC_FIRST(ask, row_bytes) : (ask) & SC_ASK_FAR ? SC_FAR : SC_NEAR)
+    ((ask) & SC_ASK_FIRST   ? SC_FIRST(ask, row_bytes)                                             \
+     : (ask) & SC_ASK_AGAIN ? SC_TWICE                                                             \
+     : (ask) & SC_ASK_FAR   ? SC_FAR                                                               \
+                            : SC_NEAR)
 #define SC_ASK_FAR 1
 #define SC_ASK_NEAR 2
 #define SC_ASK_FIRST 4

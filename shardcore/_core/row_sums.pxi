@@ -56,6 +56,7 @@ cdef extern from "columns.h" nogil:
 
 cdef enum:
     LINE = 64           # bytes in a cache line
+    NARROW_ROW = 128    # bytes
 
 ctypedef fused row_t:           # what a table can hold
     float32_t
@@ -106,6 +107,14 @@ cdef inline bint sum_rows(const row_t* table, Py_ssize_t stride, Py_ssize_t dim,
         else:
             return sc_sum_doubles_int32(table, stride, dim, ids__n, limit, lo, hi, last, ask,
                                         weights__n, out)
+
+
+cdef inline int ask_by_lines(Py_ssize_t row_bytes, bint cached) noexcept nogil:
+    """Return how rows are asked for line by line: far ahead, and near too where most are in a cache.
+
+    Of others, narrow rows are asked for so as well, and wide ones far ahead twice.
+    """
+    return ASK_FAR | ASK_NEAR if cached or row_bytes <= NARROW_ROW else ASK_FAR | ASK_AGAIN
 
 
 cdef inline int begin_asking(const row_t* table, Py_ssize_t stride, Py_ssize_t dim,

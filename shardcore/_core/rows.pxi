@@ -45,7 +45,6 @@ cdef extern from "scalars.h" nogil:
 cdef enum:
     WIDE = 64           # columns of a sum that goes on that are added at a time
     NARROW = 16
-    NARROW_ROW = 128    # bytes
     WIDE_ROW = 512
     UNKNOWN = -1
     CACHED = 1 << 26    # bytes of a table that stays in some cache
@@ -136,17 +135,16 @@ cdef inline int rows_to_ask_for(const index_t* ids__n, Py_ssize_t n, Py_ssize_t 
                                 Py_ssize_t table_bytes, int asking) noexcept nogil:
     """Return how sums of `n` rows ask for those that come: bits ASK_FAR and ASK_NEAR, or ASK_FIRST.
 
-    `asking`: as suits the processor. Into the first cache: all rows. By lines: far ahead, and near,
-    too, where rows are narrow or most are in a cache, else far ahead again. By pairs: rows of a small table are in some cache:
-    near ones only. Of others, narrow rows are asked for far ahead and near. For wide ones that is one
-    time too many: near only where most are in a cache, else far ahead only.
+    `asking`: as suits the processor. Into the first cache: all rows. By lines: see `ask_by_lines`.
+    By pairs: rows of a small table are in some cache: near ones only. Of others, narrow rows are
+    asked for far ahead and near. For wide ones that is one time too many: near only where most are
+    in a cache, else far ahead only.
     """
     if asking == INTO_FIRST:
         return ASK_FIRST
     if asking == BY_LINES:
-        if row_bytes <= NARROW_ROW or (n > UNSAMPLED and come_back(ids__n, n)):
-            return ASK_FAR | ASK_NEAR
-        return ASK_FAR | ASK_AGAIN
+        return ask_by_lines(
+            row_bytes, row_bytes > NARROW_ROW and n > UNSAMPLED and come_back(ids__n, n))
     if n <= STRETCH:
         return ASK_FAR
     if 0 <= table_bytes <= CACHED:

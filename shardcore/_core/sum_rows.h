@@ -32,8 +32,9 @@ SC_INLINE const ROW *NAME(sc_row_of_)(const void *table, ptrdiff_t stride, INDEX
 SC_INLINE void NAME(sc_ask_)(const void *table, ptrdiff_t stride, ptrdiff_t dim, const INDEX *ids,
                              ptrdiff_t at, ptrdiff_t last, int ask) {
     const ptrdiff_t size = dim * (ptrdiff_t)sizeof(ROW);
-    if ((ask & SC_ASK_FAR) && at + SC_FAR < last) {
-        const size_t row = (size_t)NAME(sc_row_of_)(table, stride, ids[at + SC_FAR]);
+    const ptrdiff_t far = ask & SC_ASK_AGAIN ? SC_TWICE : SC_FAR;
+    if ((ask & SC_ASK_FAR) && at + far < last) {
+        const size_t row = (size_t)NAME(sc_row_of_)(table, stride, ids[at + far]);
         if (ask & SC_ASK_HALF)
             SC_UNROLL_SOME for (ptrdiff_t byte = 0; byte < size; byte += 2 * SC_LINE)
                 SC_PREFETCH_READ((const void *)(row + (size_t)byte));
