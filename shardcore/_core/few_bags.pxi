@@ -64,102 +64,117 @@ cdef class FewBags:
 
         `values` (n,) are ids of int32 or int64, `row_splits` (b + 1,) of int64, `weights` (n,) and
         `out` (b, d) of the working dtype, each C-contiguous, or `weights` None; `divided` is of
-        `DIVIDED`. False: one of them is of another form, or breaks a rule; or there are weights, or
-        n, b or n·d is too large, and nothing combines many. `out` holds nothing of use then.
+        `DIVIDED`. False: one of them is of another form, or breaks a rule; or n, b or n·d is too
+        large, and nothing combines many. `out` holds nothing of use then.
         """
-        cdef Py_buffer ids, splits, sums
+        cdef Py_buffer ids, splits, factors, sums
+        cdef const Py_buffer* given_factors = NULL
         cdef bint done = False, many = False
-        if weights is not None:
-            return self.combine_many is not None and self.combine_many(
-                values, row_splits, weights, divided, out)
         if not exported(values, False, &ids):
             return False
         if exported(row_splits, False, &splits):
             many = ids.ndim == splits.ndim == 1 and (
                 ids.shape[0] > MOST or splits.shape[0] > MOST + 1
                 or ids.shape[0] * self.dim > MOST_NUMBERS)
-            if not many and exported(out, True, &sums):
-                done = self.combine_buffers(&ids, &splits, divided, &sums)
-                PyBuffer_Release(&sums)
+            if not many and (weights is None or exported(weights, False, &factors)):
+                if weights is not None:
+                    given_factors = &factors
+                if exported(out, True, &sums):
+                    done = self.combine_buffers(&ids, &splits, given_factors, divided, &sums)
+                    PyBuffer_Release(&sums)
+                if weights is not None:
+                    PyBuffer_Release(&factors)
             PyBuffer_Release(&splits)
         PyBuffer_Release(&ids)
         if many and self.combine_many is not None:
-            return self.combine_many(values, row_splits, None, divided, out)
+            return self.combine_many(values, row_splits, weights, divided, out)
         return done
 
-    cdef bint combine_buffers(self, const Py_buffer* ids, const Py_buffer* splits, int divided,
+    cdef bint combine_buffers(self, const Py_buffer* ids, const Py_buffer* splits,
+                              const Py_buffer* factors, int divided,
                               const Py_buffer* sums) noexcept:
         cdef int64_t own_splits[MOST + 1]
+        cdef const void* weights = NULL
         cdef Py_ssize_t n, bags
-        cdef bint wide = self.kind == FLOAT64
+        cdef Py_ssize_t size = 8 if self.kind == FLOAT64 else 4     # of the working dtype
+        cdef const char* letter = b"d" if self.kind == FLOAT64 else b"f"
         if not (ids.ndim == 1 and splits.ndim == 1 and sums.ndim == 2):
             return False
         n, bags = ids.shape[0], splits.shape[0] - 1
         if not (bags >= 0 and sums.shape[0] == bags and sums.shape[1] == self.dim
-                and holds(splits, INTEGERS, 8)
-                and holds(sums, b"d" if wide else b"f", 8 if wide else 4)):
+                and holds(splits, INTEGERS, 8) and holds(sums, letter, size)):
             return False
+        if factors != NULL:
+            if not (factors.ndim == 1 and factors.shape[0] == n and holds(factors, letter, size)):
+                return False
+            weights = factors.buf
         copy_numbers(<const int64_t*>splits.buf, bags + 1, own_splits)
         if not are_splits(own_splits, bags, n):
             return False
         if holds(ids, INTEGERS, 8):
-            return self.combine_ids(<const int64_t*>ids.buf, n, own_splits, bags, divided, sums.buf)
+            return self.combine_ids(<const int64_t*>ids.buf, n, own_splits, bags, weights, divided,
+                                    sums.buf)
         if holds(ids, INTEGERS, 4):
-            return self.combine_ids(<const int32_t*>ids.buf, n, own_splits, bags, divided, sums.buf)
+            return self.combine_ids(<const int32_t*>ids.buf, n, own_splits, bags, weights, divided,
+                                    sums.buf)
         return False
 
     cdef bint combine_ids(self, const index_t* ids__n, Py_ssize_t n, const int64_t* splits,
-                          Py_ssize_t bags, int divided, void* out) noexcept:
+                          Py_ssize_t bags, const void* weights, int divided, void* out) noexcept:
         cdef bint right
         if n * self.dim <= SHORT:
-            return self.combine_rows(ids__n, n, splits, bags, divided, out)
+            return self.combine_rows(ids__n, n, splits, bags, weights, divided, out)
         with nogil:
-            right = self.combine_rows(ids__n, n, splits, bags, divided, out)
+            right = self.combine_rows(ids__n, n, splits, bags, weights, divided, out)
         return right
 
     cdef bint combine_rows(self, const index_t* ids__n, Py_ssize_t n, const int64_t* splits,
-                           Py_ssize_t bags, int divided, void* out) noexcept nogil:
+                           Py_ssize_t bags, const void* weights, int divided,
+                           void* out) noexcept nogil:
         """Combine rows of the one array, or of those that the placement finds."""
         cdef int64_t addresses__n[MOST]
         if self.rule == NULL:
             return self.combine_kind(<const void*><size_t>self.bases[0], self.stride, ids__n,
-                                     <uint64_t>self.rows, n, splits, bags, divided, out)
+                                     <uint64_t>self.rows, n, splits, bags, weights, divided, out)
         if addresses_of(self.rule, ids__n, n, self.bases, self.stride, addresses__n) >= 0:
             return False
         return self.combine_kind(NULL, 1, <const int64_t*>addresses__n, ANY, n, splits, bags,
-                                 divided, out)
+                                 weights, divided, out)
 
     cdef bint combine_kind(self, const void* table, Py_ssize_t stride, const index_t* ids__n,
                            uint64_t limit, Py_ssize_t n, const int64_t* splits, Py_ssize_t bags,
-                           int divided, void* out) noexcept nogil:
+                           const void* weights, int divided, void* out) noexcept nogil:
         """Choose the body for the type of the rows."""
         if self.kind == FLOAT64:
             return combine(<const float64_t*>table, stride, self.dim, ids__n, limit, n, splits, bags,
-                           self.asking, divided, <float64_t*>out)
+                           self.asking, <const float64_t*>weights, divided, <float64_t*>out)
         if self.kind == HALF:
             return combine(<const half_t*>table, stride, self.dim, ids__n, limit, n, splits, bags,
-                           self.asking, divided, <float32_t*>out)
+                           self.asking, <const float32_t*>weights, divided, <float32_t*>out)
         if self.kind == BFLOAT:
             return combine(<const bfloat_t*>table, stride, self.dim, ids__n, limit, n, splits, bags,
-                           self.asking, divided, <float32_t*>out)
+                           self.asking, <const float32_t*>weights, divided, <float32_t*>out)
         return combine(<const float32_t*>table, stride, self.dim, ids__n, limit, n, splits, bags,
-                       self.asking, divided, <float32_t*>out)
+                       self.asking, <const float32_t*>weights, divided, <float32_t*>out)
 
 
 cdef bint combine(const row_t* table, Py_ssize_t stride, Py_ssize_t dim, const index_t* ids__n,
                   uint64_t limit, Py_ssize_t n, const int64_t* splits, Py_ssize_t bags,
-                  int asking, int divided, value_t* out__bd) noexcept nogil:
-    """Combine bags; return whether all ids are below `limit`, without which no row is read."""
+                  int asking, const value_t* weights__n, int divided,
+                  value_t* out__bd) noexcept nogil:
+    """Combine bags; return whether all ids are below `limit`, without which no row is read, and
+    whether `divide` found what weights leave to be finite."""
     cdef int ask = ASK_FAR
     cdef Py_ssize_t b
     if asking == INTO_FIRST:
         ask = ASK_FIRST | ASK_SOON
     elif asking == BY_LINES:
-        ask = ASK_FAR | ASK_NEAR
+        ask = ask_by_lines(dim * sizeof(row_t), False)
     ask = begin_asking(table, stride, dim, ids__n, <Py_ssize_t>0, n, ask)
     for b in range(bags):
-        if not sum_rows(table, stride, dim, ids__n, limit, splits[b], splits[b + 1], n, ask, NULL,
-                        out__bd + b * dim):
+        if not sum_rows(table, stride, dim, ids__n, limit, splits[b], splits[b + 1], n, ask,
+                        weights__n, out__bd + b * dim):
             return False
-        divide(out__bd + b * dim, dim, <const value_t*>NULL, splits[b], splits[b + 1], divided)
+        if not divide(out__bd + b * dim, dim, weights__n, splits[b], splits[b + 1], divided):
+            return False
     return True

@@ -8,7 +8,7 @@ call checks its ids and row splits, as every lookup does, and goes straight to t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -38,6 +38,7 @@ _INT32: Final = np.dtype(np.int32)
 _INT64: Final = np.dtype(np.int64)
 _NDARRAY: Final = np.ndarray
 _EMPTY: Final = np.empty
+_MAY_SHARE_MEMORY: Final = np.may_share_memory
 _INLINE: Final = 1 << 19
 """Elements to add up to which a batch is not cut: about what waking another thread costs."""
 
@@ -85,6 +86,7 @@ class PreparedLookup:
         "_kernels",
         "_kind",
         "_num_rows",
+        "_span",
         "_store",
         "_table",
     )
@@ -104,6 +106,9 @@ class PreparedLookup:
         if isinstance(store, ArrayRowStore) and store.addressed:
             self._addresses = store.addresses
         self._given = store.given_bags()
+        self._span: NDArray[np.uint8] | None = None  # a backend's memory is nobody's `out`
+        if self._given is not None and isinstance(store, ArrayRowStore):
+            self._span = _span_of(store.shards())
         self._divided = DIVIDED[combiner]
         self._kind = KIND_OF[store.dtype.name]
         value = TYPE_NAMES[self.dtype]
@@ -150,14 +155,19 @@ class PreparedLookup:
         if (
             given is not None
             and (weights is None or type(weights) is _NDARRAY)
-            and out is None
             and type(values) is _NDARRAY
             and type(row_splits) is _NDARRAY
             and row_splits.size > 0
+            and (out is None or self._is_plain_out(out, values, row_splits, weights))
         ):
             result = _EMPTY((row_splits.size - 1, self._dim), self.dtype)
             if given(values, row_splits, weights, self._divided, result):
-                return result if self._flat else result.reshape(len(result), *self.shape[1:])
+                if not self._flat:
+                    result = result.reshape(len(result), *self.shape[1:])
+                if out is None:
+                    return result
+                out[...] = result  # only now: an id out of range leaves it as it was
+                return out
             # Something is not plain, or wrong, which what follows will find and say.
         if row_splits is None:
             values, row_splits, weights = _in_bags(values, weights)
@@ -216,6 +226,25 @@ class PreparedLookup:
         if out is not None:
             return out
         return result if self._flat else result.reshape(bags, *self.shape[1:])
+
+    def _is_plain_out(
+        self,
+        out: Any,
+        values: NDArray[Any],
+        row_splits: NDArray[Any],
+        weights: NDArray[Any] | None,
+    ) -> bool:
+        """Return whether `_check_out` has nothing against it, at less cost; False: it may have."""
+        return (
+            type(out) is _NDARRAY
+            and out.dtype is self.dtype
+            and out.shape == (row_splits.size - 1, *self.shape[1:])
+            and out.flags.carray
+            and not _MAY_SHARE_MEMORY(out, values)
+            and not _MAY_SHARE_MEMORY(out, row_splits)
+            and (weights is None or not _MAY_SHARE_MEMORY(out, weights))
+            and (self._span is None or not _MAY_SHARE_MEMORY(out, self._span))
+        )
 
     def _is_plain_weights(self, weights: NDArray[Any], size: int) -> bool:
         """Return whether a kernel can read an array of weights where it lies."""
@@ -284,6 +313,21 @@ def prepare_lookup(params: Any, combiner: str = "sum") -> PreparedLookup:
     if combiner not in COMBINERS:
         raise ShardcoreValueError(f'combiner must be "sum", "mean" or "sqrtn", got {combiner!r}')
     return PreparedLookup(store, combiner)
+
+
+def _span_of(arrays: Sequence[NDArray[Any]]) -> NDArray[np.uint8]:
+    """Return all bytes from the first of some C-contiguous arrays to the last, not to be read.
+
+    What lies between the arrays belongs to others, or to nobody.
+    """
+    own = [array.reshape(-1).view(np.uint8) for array in arrays if array.size]
+    if not own:
+        return np.empty(0, np.uint8)
+    starts = [array.__array_interface__["data"][0] for array in own]
+    ends = [start + array.size for start, array in zip(starts, own, strict=True)]
+    first = own[starts.index(min(starts))]
+    size = max(ends) - min(starts)
+    return np.lib.stride_tricks.as_strided(first, (size,), (1,), writeable=False)
 
 
 def _in_bags(values: Any, weights: Any) -> tuple[Any, Any, Any]:

@@ -41,6 +41,7 @@ def cut(rows: Any, layout: Layout) -> list[Any]:
     lengths=st.lists(st.sampled_from([0, 0, 1, 2, 5, 70]), max_size=8),
     wide=st.booleans(),
     combiner=st.sampled_from(sorted(DIVIDED)),
+    weighted=st.booleans(),
     layout=st.sampled_from(["one", "div", "mod", "ranges"]),
 )
 def test_few_bags_equal_their_twin(
@@ -51,6 +52,7 @@ def test_few_bags_equal_their_twin(
     lengths: list[int],
     wide: bool,
     combiner: str,
+    weighted: bool,
     layout: str,
     make_rows: Callable[..., Any],
     frozen: Callable[[Any], Any],
@@ -63,28 +65,31 @@ def test_few_bags_equal_their_twin(
         "mod": Layout.mod(num_rows, 3),
         "ranges": Layout.from_sizes([0, num_rows // 2, 0, num_rows - num_rows // 2]),
     }[layout]
-    rows = make_rows(rng, (num_rows, dim), dtype)
+    # Weighted sums that are not finite are left to others.
+    rows = make_rows(rng, (num_rows, dim), dtype, not weighted)
     value = working_dtype(as_dtype(dtype))
+    weights = frozen(rng.standard_normal(sum(lengths)).astype(value)) if weighted else None
     ids = rng.integers(0, num_rows, sum(lengths)).astype(np.int64 if wide else np.int32)
     splits = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
-    divisor = reference.divisors(combiner, splits, None, value)
-    wanted = reference.segment_reduce(rows, ids, splits, None, divisor)
+    divisor = reference.divisors(combiner, splits, weights, value)
+    wanted = reference.segment_reduce(rows, ids, splits, weights, divisor)
     with_borders = np.full((len(lengths) + 2, dim), 7, value)
     out = with_borders[1:-1]
     combine = given_bags_of([frozen(shard) for shard in cut(rows, placed)], placed)
     assert combine is not None
-    assert combine(frozen(ids), frozen(splits), None, DIVIDED[combiner], out) is True
+    assert combine(frozen(ids), frozen(splits), weights, DIVIDED[combiner], out) is True
     assert_same(out, wanted)
     assert (with_borders[[0, -1]] == 7).all()
 
 
+@pytest.mark.parametrize("dim", [16, 64])
 @pytest.mark.parametrize("asking", ASKING)
 def test_as_many_ids_as_there_is_room_for(
-    asking: str, assert_same: Callable[[Any, Any], None], monkeypatch: pytest.MonkeyPatch
+    asking: str, dim: int, assert_same: Callable[[Any, Any], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(few_bags, "PACE", PACE._replace(asking=ASKING[asking]))
     rng = np.random.default_rng(0)
-    rows = rng.standard_normal((500, 16)).astype(np.float32)
+    rows = rng.standard_normal((500, dim)).astype(np.float32)
     for shards in (1, 7):
         layout = Layout.div(500, shards)
         combine = given_bags_of(cut(rows, layout), layout)
@@ -92,13 +97,13 @@ def test_as_many_ids_as_there_is_room_for(
         for bags in (1, 3, MOST_IDS):
             ids = rng.integers(0, 500, MOST_IDS)
             splits = np.linspace(0, MOST_IDS, bags + 1).astype(np.int64)
-            out = np.empty((bags, 16), np.float32)
+            out = np.empty((bags, dim), np.float32)
             assert combine(ids, splits, None, DIVIDED["sum"], out)
             assert_same(out, reference.segment_reduce(rows, ids, splits, None, None))
         for count, bags in ((MOST_IDS + 1, 1), (0, MOST_IDS + 1)):
             splits = np.zeros(bags + 1, np.int64)
             splits[-1] = count
-            out = np.empty((bags, 16), np.float32)
+            out = np.empty((bags, dim), np.float32)
             done = combine(np.zeros(count, np.int64), splits, None, DIVIDED["sum"], out)
             assert done is (shards == 1)
 
@@ -151,16 +156,17 @@ def test_many_bags_equal_their_twin_on_any_number_of_threads(
                 assert (with_borders[[0, -1]] == 7).all()
 
 
-def test_weights_are_taken_for_any_number_of_bags_in_one_array(
+def test_many_weighted_bags_in_shards_are_left_to_others(
     frozen: Callable[[Any], Any], assert_same: Callable[[Any, Any], None]
 ) -> None:
-    ids, splits = np.array([0, 5, 1, 1]), np.array([0, 2, 2, 4])
-    weights = np.array([0.5, -2, 3, 1], np.float32)
+    ids = np.tile([0, 5, 1, 1], MOST_IDS)
+    splits = np.concatenate(([0], np.cumsum(np.tile([2, 0, 2], MOST_IDS))))
+    weights = np.tile(np.array([0.5, -2, 3, 1], np.float32), MOST_IDS)
     for combiner, divided in DIVIDED.items():
         divisor = reference.divisors(combiner, splits, weights, np.float32)
         wanted = reference.segment_reduce(ROWS, ids, splits, weights, divisor)
         for shards, done in ((1, True), (2, False)):
-            layout, out = Layout.div(6, shards), np.zeros((3, 2), np.float32)
+            layout, out = Layout.div(6, shards), np.zeros_like(wanted)
             combine = given_bags_of(cut(ROWS, layout), layout)
             assert combine is not None
             assert combine(frozen(ids), frozen(splits), frozen(weights), divided, out) is done
@@ -181,25 +187,29 @@ def test_weighted_sums_of_rows_that_are_not_finite_are_left_to_others() -> None:
             assert combine(ids, splits, None, divided, out) is True
 
 
-def test_weights_that_are_not_plain_or_not_finite_are_refused() -> None:
+@pytest.mark.parametrize("times", [1, MOST_IDS])
+def test_weights_that_are_not_plain_or_not_finite_are_refused(times: int) -> None:
+    """Of few bags and of many, in which the last ones are wrong."""
     combine = given_bags_of([ROWS], None)
     assert combine is not None
-    ids, splits, out = np.array([0, 5, 1]), np.array([0, 2, 3]), np.empty((2, 2), np.float32)
-    plain = np.ones(3, np.float32)
+    ids, n = np.tile([0, 5, 1], times), 3 * times
+    splits = np.concatenate(([0], np.cumsum(np.tile([2, 1], times))))
+    out, plain = np.empty((2 * times, 2), np.float32), np.ones(n, np.float32)
     assert combine(ids, splits, plain, DIVIDED["mean"], out) is True
-    for at in range(3):
+    for at in range(n - 3, n):
         for value in (np.nan, np.inf, -np.inf):
             broken = plain.copy()
             broken[at] = value
             for divided in DIVIDED.values():
                 assert combine(ids, splits, broken, divided, out) is False
     unaligned = np.frombuffer(b"x" + plain.tobytes(), np.float32, offset=1)
-    for wrong in (plain[:2], plain.astype(float), plain.astype(">f4"), np.ones(6, np.float32)[::2]):
+    strided = np.ones(2 * n, np.float32)[::2]
+    for wrong in (plain[:-1], plain.astype(float), plain.astype(">f4"), strided):
         assert combine(ids, splits, wrong, DIVIDED["sum"], out) is False
-    for wrong in (unaligned, plain.reshape(1, 3)):
+    for wrong in (unaligned, plain.reshape(1, n), plain.astype(np.int32), plain[:0]):
         assert combine(ids, splits, wrong, DIVIDED["sum"], out) is False
     # Infinities of both signs, whose sum is no infinity; and a row that is 0 where they meet it.
-    both = np.array([np.inf, -np.inf, 1], np.float32)
+    both = np.tile(np.array([np.inf, -np.inf, 1], np.float32), times)
     zeros = given_bags_of([np.zeros((6, 2), np.float32)], None)
     assert zeros is not None
     for divided in DIVIDED.values():
@@ -208,7 +218,7 @@ def test_weights_that_are_not_plain_or_not_finite_are_refused() -> None:
     # Finite weights of which the sum, or the sum of squares, is not, or that of weighted rows.
     sums = ("mean", 3e38, False), ("sqrtn", 2e19, False), ("sum", 3e38, False), ("sum", 1e37, True)
     for combiner, large, done in sums:
-        weights = np.full(3, large, np.float32)
+        weights = np.full(n, large, np.float32)
         assert combine(ids, splits, weights, DIVIDED[combiner], out) is done
 
 

@@ -188,6 +188,43 @@ def test_out_is_filled_and_returned(parts):
     assert out.tolist() == [[3, 4], [0, 0], [3, 4]]
 
 
+@pytest.mark.parametrize("weights", [None, np.array([1, 3, 2], np.float32)])
+@pytest.mark.parametrize("where", ["array", "shards", "engine"])
+def test_a_plain_out_takes_the_short_way(where, weights, monkeypatch):
+    """Which finds the same as the long one."""
+    values, splits = np.array([0, 2, 1]), np.array([0, 2, 2, 3])
+    table = sc.TableConfig(3, 2, initializer=ROWS, name="t")
+    with sc.ShardedEmbedding(sc.FeatureConfig(table)) as engine:
+        engine.build()
+        params = {"array": ROWS, "shards": np.array_split(ROWS, 2), "engine": engine.tables["t"]}
+        lookup = prepare_lookup(params[where], "mean")
+        wanted = lookup(values.tolist(), splits, weights)
+        monkeypatch.setattr(PreparedLookup, "_check_out", None)
+        out = np.full((3, 2), np.nan, np.float32)
+        assert lookup(values, splits, weights, out) is out
+    same(out, wanted)
+
+
+def test_out_may_lie_between_the_rows_of_shards():
+    rows = np.arange(10, dtype=np.float32).reshape(5, 2)
+    lookup = prepare_lookup([rows[:2], rows[3:]])
+    out = lookup(np.array([0, 3]), np.array([0, 2]), out=rows[2:3])
+    assert out.tolist() == [[8, 10]]
+    assert rows.tolist() == [[0, 1], [2, 3], [8, 10], [6, 7], [8, 9]]
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_an_id_out_of_range_leaves_out_as_it_was(parts):
+    lookup = prepare_lookup(np.array_split(ROWS, parts))
+    for times in (1, 2000):
+        values, out = np.tile([0, 1, 2], times), np.full((3 * times, 2), 7, np.float32)
+        values[-1] = 3
+        message = f"values[{values.size - 1}] = 3 is outside the table: must be in [0, 3)"
+        with pytest.raises(ShardcoreIndexError, match=re.escape(message)):
+            lookup(values, np.arange(values.size + 1), out=out)
+        assert (out == 7).all()
+
+
 @pytest.mark.parametrize(
     ("values", "row_splits"),
     [
@@ -372,6 +409,7 @@ def test_out_must_not_lie_in_what_is_read():
     message = "out must not share memory with the table, values, row_splits or weights"
     for out, arguments in (
         (rows[2:3], (ids[:1], splits)),
+        (rows[3:4], (ids[:1], splits)),
         (ids[:1].view(np.float32).reshape(1, 2), (ids[:1], splits)),
         (splits[:1].view(np.float32).reshape(1, 2), (ids[:1], splits)),
         (weights.reshape(1, 2), (ids, np.array([0, 2]), weights)),
