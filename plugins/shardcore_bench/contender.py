@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ __all__ = [
     "Tolerance",
     "UnableError",
     "check_equal",
+    "in_turn",
     "units_apart",
 ]
 
@@ -45,6 +46,30 @@ class Contender:
     what: str
     run: Callable[[], Any]
     arrays: Callable[[Any], Arrays] | None
+
+
+def in_turn(parts: Sequence[Contender]) -> Contender:
+    """Return the contender that does the work of several one after the other; of one, that one.
+
+    Arrays are those of all parts: first those of each first one, joined, then of each second one.
+
+    Examples
+    --------
+    >>> both = in_turn([Contender("+ 1", lambda at=at: at + 1, lambda x: (x,)) for at in np.eye(2)])
+    >>> both.arrays(both.run())
+    (array([2., 1., 1., 2.]),)
+    """
+    if len(parts) == 1:
+        return parts[0]
+    runs = [part.run for part in parts]
+
+    def arrays(found: list[Any]) -> Arrays:
+        of_parts = [
+            part.arrays(one) for part, one in zip(parts, found, strict=True) if part.arrays
+        ]
+        return tuple(map(np.concatenate, zip(*of_parts, strict=True)))
+
+    return Contender(parts[0].what, lambda: [run() for run in runs], arrays)
 
 
 @dataclass(frozen=True)
