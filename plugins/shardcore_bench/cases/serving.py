@@ -58,9 +58,4 @@ def serving(sizes: Sizes, threads: int) -> Iterator[Case]:
 
 
 def _case(name: str, ours: Contender, tasks: list[LookupTask], goal: Goal | None) -> Case:
-    return Case(
-        name,
-        lambda: ours,
-        lambda peer: in_turn([peer.lookup(task) for task in tasks]),
-        {"torch": goal},
-    )
+    return Case(name, lambda: ours, lambda peer: peer.lookups(tasks), {"torch": goal})

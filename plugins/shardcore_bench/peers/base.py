@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar
 
 from shardcore_bench.contender import Contender, UnableError
@@ -56,6 +57,10 @@ class Peer(ABC):
     def lookup(self, task: LookupTask) -> Contender:
         """Combine the rows of every bag."""
         raise self.unable("no such lookup")
+
+    def lookups(self, tasks: Sequence[LookupTask]) -> Contender:
+        """Combine the rows of every bag of several batches, one after the other, in one table."""
+        raise self.unable("no lookups of several batches")
 
     def step(self, task: StepTask) -> Contender:
         """Look up, and update every row that is named."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardcore_bench.contender import Arrays, Contender
+from shardcore_bench.contender import Arrays, Contender, in_turn
 from shardcore_bench.peers.base import Peer
 from shardcore_bench.tasks import LookupTask, StepTask
 
@@ -44,11 +45,17 @@ class Torch(Peer):
         importlib.import_module("torch").set_num_threads(threads)
 
     def lookup(self, task: LookupTask) -> Contender:
+        return self.lookups([task])
+
+    def lookups(self, tasks: Sequence[LookupTask]) -> Contender:
+        rows = as_tensor(tasks[0].rows)
+        return in_turn([self._lookup(rows, task) for task in tasks])
+
+    def _lookup(self, rows: Any, task: LookupTask) -> Contender:
         torch = importlib.import_module("torch")
         if task.combiner == "sqrtn" or (task.weights is not None and task.combiner != "sum"):
             raise self.unable("no sqrtn, and weights in sums only")
-        rows, ids = as_tensor(task.rows), as_tensor(task.ids)
-        offsets = as_tensor(task.row_splits[:-1])
+        ids, offsets = as_tensor(task.ids), as_tensor(task.row_splits[:-1])
         weights = None if task.weights is None else as_tensor(task.weights)
         embedding_bag, mode = torch.nn.functional.embedding_bag, task.combiner
 
