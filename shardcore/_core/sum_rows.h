@@ -85,10 +85,10 @@ SC_INLINE int NAME(sc_sum_columns_)(const void *table, ptrdiff_t stride, ptrdiff
     else
         for (ptrdiff_t i = lo; i < hi; i++) {
             const INDEX id = NAME(sc_id_at_)(ids, i);
-            NAME(sc_ask_)(table, stride, dim, ids, i, last, ask);
             if ((uint64_t)(int64_t)id >= limit)
                 return 0;
             ADD_TIMES(totals, NAME(sc_row_of_)(table, stride, id) + column, weights[i], width);
+            NAME(sc_ask_)(table, stride, dim, ids, i, last, ask);
         }
     PUT(totals, width, out + column);
     return 1;
