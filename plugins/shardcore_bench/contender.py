@@ -64,9 +64,7 @@ def in_turn(parts: Sequence[Contender]) -> Contender:
     runs = [part.run for part in parts]
 
     def arrays(found: list[Any]) -> Arrays:
-        of_parts = [
-            part.arrays(one) for part, one in zip(parts, found, strict=True) if part.arrays
-        ]
+        of_parts = [part.arrays(one) for part, one in zip(parts, found, strict=True) if part.arrays]
         return tuple(map(np.concatenate, zip(*of_parts, strict=True)))
 
     return Contender(parts[0].what, lambda: [run() for run in runs], arrays)

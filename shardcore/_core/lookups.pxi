@@ -94,11 +94,12 @@ cdef inline bint look_up_bags(const Lookup* lookup, const index_t* ids, value_t*
     cdef const value_t* divisors = <const value_t*>lookup.divisors
     cdef const Stored* stored = &lookup.stored
     cdef Py_ssize_t dim = stored.dim, size = dim * size_of(stored.kind)
+    if divisors != NULL:
+        divisors += first
     return reduce_rows(stored.table, stored.rows * size, size, stored.kind, ids,
                        <uint64_t>stored.rows, lookup.row_splits + first, last - first, dim,
-                       <const value_t*>lookup.weights,
-                       NULL if divisors == NULL else divisors + first, BY_GIVEN,
-                       out + first * dim, asking)
+                       <const value_t*>lookup.weights, divisors, BY_GIVEN, out + first * dim,
+                       asking)
 
 
 cdef inline Py_ssize_t size_of(int64_t kind) noexcept nogil:

@@ -222,7 +222,10 @@ def segment_reduce_at(const int64_t[::1] addresses__n, int kind, const int64_t[:
 
 cdef inline const value_t* start_of(const value_t[::1] values__n):
     """Return where values begin; NULL for None and for none."""
-    return NULL if values__n is None or values__n.shape[0] == 0 else &values__n[0]
+    cdef const value_t* start = NULL
+    if values__n is not None and values__n.shape[0]:
+        start = &values__n[0]
+    return start
 
 
 cdef inline bint reduce_rows(const void* table, Py_ssize_t table_bytes, Py_ssize_t stride, int kind,
