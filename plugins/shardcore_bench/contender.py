@@ -51,7 +51,8 @@ class Contender:
 def in_turn(parts: Sequence[Contender]) -> Contender:
     """Return the contender that does the work of several one after the other; of one, that one.
 
-    Arrays are those of all parts: first those of each first one, joined, then of each second one.
+    Arrays of the parts are joined: the first of each, then the second of each. If a part is
+    compared by time only, so is the whole.
 
     Examples
     --------
@@ -62,12 +63,14 @@ def in_turn(parts: Sequence[Contender]) -> Contender:
     if len(parts) == 1:
         return parts[0]
     runs = [part.run for part in parts]
+    reads = [part.arrays for part in parts if part.arrays is not None]
 
     def arrays(found: list[Any]) -> Arrays:
-        of_parts = [part.arrays(one) for part, one in zip(parts, found, strict=True) if part.arrays]
+        of_parts = [read(one) for read, one in zip(reads, found, strict=True)]
         return tuple(map(np.concatenate, zip(*of_parts, strict=True)))
 
-    return Contender(parts[0].what, lambda: [run() for run in runs], arrays)
+    compared = len(reads) == len(parts)
+    return Contender(parts[0].what, lambda: [run() for run in runs], arrays if compared else None)
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ What a small lookup costs is what is around its rows: calls, views, arrays in be
 knows a table; what a call needs of it is read once. The call takes ids and row splits as they are
 given. They are the caller's, and another thread may write to them: row splits are copied to the
 stack, and the copies are checked and used; an id is read once, and checked before its row is read.
-Weights lead nowhere, and are read where they lie. What is not plain, or too much, or breaks a rule, is left to others, who say so; what is too much,
-to a function that the caller names.
+Weights lead nowhere, and are read where they lie. What is not plain, or too much, or breaks a rule,
+is left to others, which say so; what is too much, to a function that the caller names.
 
 This body is included by one tiny module per instruction set. Rows are summed by the functions of
 ``columns.h``, as in ``rows.pxi``: the results are the same bits.

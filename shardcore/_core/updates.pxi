@@ -38,9 +38,9 @@ cdef class UpdateRule:
     `function` is the address of its C function (see shardcore_update.h), which is called with
     `context`, `hyper` and `step`. `by_occurrence`: once for each gradient of a row, not once for
     their sum. At most UPDATE_ROWS rows make a `block`, and `block_bytes` of rows and slots, but one row
-    does; neighbours come from `sections` ranges of the rows in turn, a power of two. A row is asked for so many rows
-    `ahead`; `asking` for them into the first cache: wide ones with their slots and gradients, as far as there
-    is room; else all into the second. `held` keeps the function.
+    does; neighbours come from `sections` ranges of the rows in turn, a power of two. A row is asked
+    for so many rows `ahead`; `asking` for them into the first cache: wide ones with their slots and
+    gradients, as far as there is room; else all into the second. `held` keeps the function.
     """
 
     cdef Rule rule
@@ -316,7 +316,7 @@ cdef inline void ask_to_read(const void* bytes, Py_ssize_t size, bint into_first
 cdef inline void ask_for_row_of(int64_t row, const int32_t* sources, Py_ssize_t count, row_t* table,
                                 const value_t* gradients__gd, const Target* target,
                                 bint into_first, bint all_into_first) noexcept nogil:
-    """Ask for a row, its slots, and so many gradients; the last two are literals: no tests are left."""
+    """Ask for a row, its slots, and so many gradients; no tests are left of the last two, literals."""
     cdef Py_ssize_t dim = target.stored.dim, k, i
     ask_to_write(table + row * dim, dim * sizeof(row_t), into_first)
     for k in range(target.stored.slots):

@@ -143,9 +143,9 @@ class ArrayRowStore:
     def read(self, start: int, stop: int, step: int = 1) -> NDArray[Any]:
         """Return the rows of ``range(start, stop, step)``."""
         rows = range(start, stop, step)
-        if self._layout.contiguous and rows:  # one call: for each shard it would take a microsecond
-            return np.concatenate(self._views(rows))
-        if step != 1 and not self._layout.contiguous:
+        if self._layout.contiguous:  # one call: one for each shard would take a microsecond each
+            return np.concatenate([self._arrays[0][:0], *self._views(rows)])
+        if step != 1:
             return self.gather(np.arange(start, stop, step, dtype=np.int64))
         out = np.empty((len(rows), *self.row_shape), self.dtype)
         for places, part in self._parts(rows):

@@ -1,7 +1,7 @@
 /* Memory as this machine has it: rows of a table read and written in any order.
 
    Compiled by `machine.py`, for this processor alone. Rows are folded into one vector, and asked for some
-   way ahead, as far, and in that one of three ways, as the caller has found best. */
+   way ahead: how far, and in which of three ways, the caller has found best. */
 
 #include <stddef.h>
 #include <stdint.h>
