@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from shardcore_bench import command, measure, peers, text_ids, timing
 from shardcore_bench.cases import GROUPS, Point
 from shardcore_bench.compare import ROOTS, environment
-from shardcore_bench.contender import Contender, Tolerance, UnableError, check_equal
+from shardcore_bench.contender import Contender, Tolerance, UnableError, check_equal, in_turn
 from shardcore_bench.curves import OURS, curves_of
 from shardcore_bench.goals import at_least, at_most, no_slower_than, of_the_table
 from shardcore_bench.measure import LeftOut, Plan, Result, as_line, from_line, measured
@@ -159,6 +159,16 @@ def test_disagreement_is_found(left: Contender, right: Contender, why: str) -> N
     with pytest.raises(AssertionError, match=re.escape("a case: a and b disagree")) as found:
         check_equal(left, right, "a case")
     assert why in str(found.value)
+
+
+def test_batches_in_turn_are_compared_if_all_of_them_are() -> None:
+    one, two = constant([1.0], [2]), constant([3.0], [4])
+    both = in_turn([one, two])
+    assert both.arrays is not None
+    assert [array.tolist() for array in both.arrays(both.run())] == [[1.0, 3.0], [2, 4]]
+    with pytest.raises(AssertionError, match="a and a disagree"):
+        check_equal(both, in_turn([one, one]), "a case")
+    assert in_turn([one, replace(two, arrays=None)]).arrays is None
 
 
 def test_a_neighbour_of_two_bytes_agrees() -> None:
