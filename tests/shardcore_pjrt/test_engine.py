@@ -395,9 +395,11 @@ def test_a_checkpoint_loads_anywhere(source, target, tmp_path, platform):
             np.testing.assert_array_equal(restored.slots["t"][name][:], slot[:])
 
 
-@pytest.mark.parametrize(("layout", "most"), [("div", 48 << 20), ("mod", 60 << 20)])
+@pytest.mark.parametrize(("layout", "most"), [("div", 60 << 20), ("mod", 75 << 20)])
 def test_a_checkpoint_never_has_the_whole_table_on_the_host(layout, most, platform, tmp_path):
-    rows, dim = 1 << 19, 32  # 64 MiB, and as much of slots
+    # 41 and 56 MiB are used at any size of the table; the runtime may let go of a piece, 8 MiB,
+    # only when it takes the next, and then there is that much more.
+    rows, dim = 1 << 20, 32  # 128 MiB, and as much of slots
     of = {
         "a": sc.FeatureConfig(
             sc.TableConfig(rows, dim, name="t", layout=layout, initializer=sc.initializers.Zeros())
