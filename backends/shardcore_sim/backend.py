@@ -4,7 +4,7 @@ Lookup: with ``exchange="exact"`` every host asks every owner for the distinct r
 once for all features of a table, and combines what comes back; with ``"partial"`` every owner sums
 its share of each bag, and the host adds these sums in the order of the owners. Update: every host
 sends each bag's gradient once to every owner the bag names; the owner sums them in the global order
-and updates copies of its rows. When all hosts are ready, and not before, rows are changed.
+and prepares the update of its rows. When all hosts are ready, and not before, rows are changed.
 
 Exact results are those of a single host, to the last bit. A partial lookup of a bag of n rows
 differs from them, element by element, by at most ``2 g(n + 2) Σ|w·e| / |D|``, where
@@ -50,7 +50,7 @@ from shardcore.validation import as_count
 from shardcore_sim.cost import CostModel, as_cost
 from shardcore_sim.exchange import Call, Exchange, HostLostError
 from shardcore_sim.faults import Fault, as_faults, as_number
-from shardcore_sim.placement import Placement, Write, home_layout, host_bytes, place
+from shardcore_sim.placement import Change, Placement, home_layout, host_bytes, place
 from shardcore_sim.report import SimReport, TableReport
 from shardcore_sim.route import Occurring, Share, occurring, own_splits, shares
 
@@ -217,7 +217,7 @@ class SimBackend(Backend):
         placement, restored = self._tables[table], self._restored
         if restored is None:
             self._check_whole()
-        placement.lock.write(_write, placement, placement.writes(slot, rows, values))
+        placement.lock.write(_make, placement.writes(slot, rows, values))
         if restored is not None:
             restored[table, slot][rows] = True
 
@@ -361,22 +361,26 @@ class SimBackend(Backend):
             for where, found in zip(places, route.found, strict=True)
         ]
         # One sort for all shards, whose rows are put one shard after the other.
-        named = [np.add(part.rows, offsets[shard], dtype=np.int64) for shard, _, part in parts]
-        occurrences = np.arange(sum(rows.size for rows in named), dtype=np.int32)
-        asked = sort_occurrences(np.concatenate(named), occurrences, None, int(offsets[-1]))
-        place_of = np.empty(occurrences.size, np.int64)
+        named = np.empty(sum(part.rows.size for *_, part in parts), np.int64)
+        at = 0
+        for shard, _, part in parts:
+            np.add(part.rows, offsets[shard], out=named[at : at + part.rows.size])
+            at += part.rows.size
+        occurrences = np.arange(named.size, dtype=np.int32)
+        asked = sort_occurrences(named, occurrences, None, int(offsets[-1]))
+        place_of = np.empty(named.size, np.int64)
         place_of[asked.sources] = np.repeat(np.arange(asked.rows.size), np.diff(asked.run_splits))
         borders, dtype = np.searchsorted(asked.rows, offsets), _type_of(part for *_, part in parts)
-        received = []
-        for shard in range(placement.lookup_layout.num_shards):
-            wanted = asked.rows[borders[shard] : borders[shard + 1]] - offsets[shard]
+        received = np.empty((asked.rows.size, placement.spec.dim), placement.spec.dtype)
+        for shard, own in enumerate(itertools.starmap(slice, itertools.pairwise(borders.tolist()))):
+            wanted = asked.rows[own] - offsets[shard]
             wanted = wanted.astype(dtype, copy=False)  # as they were given: they travel so
-            received.append(placement.fetch(call, host, shard, wanted))
+            placement.fetch(call, host, shard, wanted, received[own])
         at = 0
         for _, where, part in parts:
             where[part.positions] = place_of[at : at + part.rows.size]
             at += part.rows.size
-        return np.concatenate(received), places
+        return received, places
 
     def _pooled(
         self, call: Call, placement: Placement, batch: TableBatch, route: Route
@@ -455,7 +459,7 @@ class SimBackend(Backend):
         """Send every owner the gradients of the bags that name its rows, and update them there.
 
         No host changes a row before all hosts of all tables have received all they need and
-        computed their new rows.
+        prepared their updates.
         """
         uninterrupted(self._changing.run, self._apply, updates)
 
@@ -464,16 +468,16 @@ class SimBackend(Backend):
             staged, unique = [], 0
             for update in updates:
                 placement = self._tables[update.batch.table]
-                writes, rows = self._stage(call, placement, update)
-                staged += [(placement, write) for write in writes]
+                changes, rows = self._stage(call, placement, update)
+                staged += [(placement, change) for change in changes]
                 unique += rows
             self._commit(call, staged)
             self.count_unique_rows(unique)
 
     def _stage(
         self, call: Call, placement: Placement, update: TableUpdate
-    ) -> tuple[list[Write], int]:
-        """Return what one table's update writes on each host, and how many rows it touches."""
+    ) -> tuple[list[Change], int]:
+        """Return what one table's update changes on each host, and how many rows it touches."""
         batch, active, route = update.batch, update.active, self._route_of(update.batch)
         merged = route.merged
         if merged is None or not all(active):
@@ -487,38 +491,36 @@ class SimBackend(Backend):
             placement.spec = replace(placement.spec, seed=seed)
         optimizer = placement.spec.optimizer
         assert optimizer is not None, "the engine trains tables with an optimizer only"
-        writes: list[Write] = []
+        changes: list[Change] = []
         touched: dict[int, int] = {}
         for (updater, shard), occurrences in zip(placement.updaters, merged, strict=True):
-            received = np.concatenate(
-                [
-                    call.send(gradient[found[shard].bags], host, updater, batch.table)
-                    for feature, gradient in zip(route.found_to_update, gradients, strict=True)
-                    if gradient is not None
-                    for host, found in enumerate(feature)
-                ]
-            )
+            parts = []
+            for feature, gradient in zip(route.found_to_update, gradients, strict=True):
+                if gradient is None:
+                    continue
+                for host, found in enumerate(feature):
+                    parts.append(gradient[found[shard].bags])
+                    call.deliver(parts[-1], host, updater, batch.table)
             touched[shard] = occurrences.rows.size
             if not optimizer.lazy:
                 rows = int(placement.update_layout.shard_sizes[shard])
                 occurrences = every_row(occurrences, rows)
             if occurrences.rows.size:
-                writes += placement.stage(call, updater, shard, occurrences, received, update)
-        return writes, sum(touched.values())
+                received = np.concatenate(parts)
+                changes += placement.stage(call, updater, shard, occurrences, received, update)
+        return changes, sum(touched.values())
 
-    def _commit(self, call: Call, staged: Sequence[tuple[Placement, Write]]) -> None:
+    def _commit(self, call: Call, staged: Sequence[tuple[Placement, Change]]) -> None:
         """Let the hosts, one after the other, change their rows."""
         locks = [placement.lock for placement, _ in staged]
-        write_all(locks, self._write_hosts, call, staged)
+        write_all(locks, self._change_hosts, call, staged)
 
-    def _write_hosts(self, call: Call, staged: Sequence[tuple[Placement, Write]]) -> None:
+    def _change_hosts(self, call: Call, staged: Sequence[tuple[Placement, Change]]) -> None:
         changed: list[int] = []
         try:
             for host in range(self._hosts):
                 call.committing(host, changed)
-                for placement, write in staged:
-                    if write.host == host:
-                        _write(placement, [write])
+                _make([change for _, change in staged if change.host == host])
                 changed.append(host)
         except HostLostError:
             raise
@@ -663,6 +665,6 @@ def _dots(
     return out
 
 
-def _write(placement: Placement, writes: Sequence[Write]) -> None:
-    for host, slot, rows, values in writes:
-        placement.stores[host].scatter(slot, rows, values)
+def _make(changes: Sequence[Change]) -> None:
+    for change in changes:
+        change.make()

@@ -159,7 +159,7 @@ class Call:
         self._sent: dict[tuple[int, int], int] = defaultdict(int)
         self._total = 0
         # Per stage: seconds that each host computes, sends, receives.
-        self._stages: dict[int, NDArray[np.float64]] = {}
+        self._stages: dict[int, tuple[list[float], list[float], list[float]]] = {}
 
     @property
     def cost(self) -> CostModel:
@@ -171,18 +171,19 @@ class Call:
         """How long the call takes, by the cost model."""
         total = 0.0
         for stage in self._stages.values():
-            computes, sends, receives = stage * self._slowness
+            computes, sends, receives = np.array(stage) * self._slowness
             total += float(computes.max() + np.maximum(sends, receives).max())
         return total
 
-    def _stage(self, stage: int) -> NDArray[np.float64]:
+    def _stage(self, stage: int) -> tuple[list[float], list[float], list[float]]:
         if stage not in self._stages:
-            self._stages[stage] = np.zeros((3, self._exchange.hosts))
+            hosts = self._exchange.hosts
+            self._stages[stage] = [0.0] * hosts, [0.0] * hosts, [0.0] * hosts
         return self._stages[stage]
 
     def work(self, host: int, seconds: float, stage: int = 0) -> None:
         """Add simulated seconds that a host computes before it sends the messages of the stage."""
-        self._stage(stage)[0, host] += seconds
+        self._stage(stage)[0][host] += seconds
 
     def serve(self, host: int, table: str, rows: int) -> None:
         """Count rows that a host reads for a lookup."""
@@ -208,10 +209,16 @@ class Call:
         """
         if source == target:
             return array
-        if array.size:
+        self.deliver(array, source, target, table, stage)
+        return array.copy()
+
+    def deliver(
+        self, array: NDArray[Any], source: int, target: int, table: str, stage: int = 0
+    ) -> None:
+        """Send `array`, which nobody but `target` has: as `send`, but it needs no copy."""
+        if source != target and array.size:
             self._lose_hosts()
             self._travel(array.nbytes, source, target, table, stage)
-        return array.copy()
 
     def _lose_hosts(self) -> None:
         for fault in self._faults:
@@ -272,9 +279,9 @@ class Call:
         counted[0] += copies
         counted[1] += copies * nbytes
         spent = self._exchange.cost.message_seconds(copies, copies * nbytes)
-        times = self._stage(stage)
-        times[1, source] += spent
-        times[2, target] += spent + waited + (repeats + given_up) * timeout
+        _, sends, receives = self._stage(stage)
+        sends[source] += spent
+        receives[target] += spent + waited + (repeats + given_up) * timeout
         if given_up:
             raise MessageLostError(
                 f"message {number} from host {source} to host {target} in call {self.number} "

@@ -7,15 +7,16 @@
   updates the row and sends the columns back. Row slots stay at home.
 * `ReplicatedPlacement`: every host has everything, and makes every update.
 
-`stage` changes nothing: it returns the writes that each host makes once all hosts are ready.
+`stage` changes nothing: it returns the changes that each host makes once all hosts are ready.
 """
 
 from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,15 +35,16 @@ from shardcore.store import (
     StoreTable,
     reduce_bags,
     row_dots,
+    stage_tables,
 )
 from shardcore_sim.exchange import Call
 
 __all__ = [
+    "Change",
     "ColumnPlacement",
     "Placement",
     "ReplicatedPlacement",
     "RowPlacement",
-    "Write",
     "host_bytes",
     "place",
 ]
@@ -53,13 +55,11 @@ Ints = NDArray[np.int32] | NDArray[np.int64]
 _ASK, _FETCH, _RETURN = 1, 2, 3
 
 
-class Write(NamedTuple):
-    """Rows of a host's store that are to be overwritten."""
+class Change(NamedTuple):
+    """What is to be called to change rows of a host's store."""
 
     host: int
-    slot: str | None
-    rows: NDArray[np.int64]
-    values: NDArray[Any]
+    make: Callable[[], None]
 
 
 def host_bytes(spec: TableSpec, layout: Layout) -> list[int]:
@@ -162,12 +162,18 @@ class Placement(ABC):
     @abstractmethod
     def writes(
         self, slot: str | None, rows: NDArray[np.int64], values: NDArray[Any]
-    ) -> list[Write]:
-        """Return the writes on each host that overwrite rows."""
+    ) -> list[Change]:
+        """Return the changes on each host that overwrite rows."""
+
+    def _overwriting(
+        self, host: int, slot: str | None, rows: NDArray[np.int64], values: NDArray[Any]
+    ) -> Change:
+        """Return the change that overwrites rows of a host's store."""
+        return Change(host, partial(self.stores[host].scatter, slot, rows, values))
 
     @abstractmethod
-    def fetch(self, call: Call, host: int, shard: int, rows: Ints) -> NDArray[Any]:
-        """Return distinct local rows of a shard of the lookup layout, as `host` receives them."""
+    def fetch(self, call: Call, host: int, shard: int, rows: Ints, received: NDArray[Any]) -> None:
+        """Write to `received` distinct local rows of a shard of the lookup layout, for `host`."""
 
     @abstractmethod
     def pool(
@@ -205,7 +211,9 @@ class Placement(ABC):
         """Return the same from rows that are fetched for it."""
         unique: Any
         unique, ids = np.unique(rows, return_inverse=True)
-        fetched = self.spec.as_looked_up(self.fetch(call, host, shard, unique))
+        received = np.empty((unique.size, self.spec.dim), self.spec.dtype)
+        self.fetch(call, host, shard, unique, received)
+        fetched = self.spec.as_looked_up(received)
         return row_dots(np.ascontiguousarray(fetched), ids, row_splits, gradients)
 
     def _seen(self, host: int, rows: Any) -> tuple[NDArray[Any], Any]:
@@ -248,8 +256,8 @@ class Placement(ABC):
         occurrences: Occurrences,
         gradients: NDArray[Any],
         update: TableUpdate,
-    ) -> list[Write]:
-        """Update copies of the rows on a host, and return the writes."""
+    ) -> list[Change]:
+        """Prepare the update of the rows on a host, and return the changes that make it."""
 
     @abstractmethod
     def create(self) -> None:
@@ -273,41 +281,32 @@ class Placement(ABC):
         call.work(host, call.cost.row_seconds(rows, nbytes), 1)
         call.serve(host, self.spec.name, rows)
 
-    def _updated(
+    def _row_update(
         self,
-        call: Call,
-        host: int,
-        arrays: dict[str | None, NDArray[Any]],
         occurrences: Occurrences,
         row_ids: NDArray[np.int64],
         gradients: NDArray[Any],
         update: TableUpdate,
-    ) -> dict[str | None, NDArray[Any]]:
-        """Return rows and slots as they are after the update; `arrays` are changed."""
+    ) -> RowUpdate:
+        """Return the update of rows of a store, which are `row_ids` in the whole table."""
         spec = self.spec
         assert spec.optimizer is not None, "the engine trains tables with an optimizer only"
-        touched = sum(array.nbytes for array in arrays.values())
-        named = occurrences.sources.size
-        seconds = call.cost.row_seconds(named + 2 * row_ids.size, named * gradients[:1].nbytes)
-        call.work(host, seconds + call.cost.row_seconds(0, 2 * touched), _ASK)
-        call.update(host, spec.name, row_ids.size)
-        copies = StoreTable.holding(arrays, spec.optimizer)
-        places = np.arange(row_ids.size, dtype=np.int64)
-        copies.apply(
-            RowUpdate(
-                replace(occurrences, rows=places),
-                row_ids,
-                gradients,
-                spec.optimizer,
-                update.hyper,
-                update.step,
-                spec.seed,
-            )
+        return RowUpdate(
+            occurrences,
+            row_ids,
+            gradients,
+            spec.optimizer,
+            update.hyper,
+            update.step,
+            spec.seed,
         )
-        self.pure_updates += copies.pure_updates
-        updated: dict[str | None, NDArray[Any]] = {None: copies.rows}
-        updated.update(copies.slots)
-        return updated
+
+    def _count_update(self, call: Call, host: int, update: RowUpdate, row_bytes: int) -> None:
+        """Count rows that a host updates, of so many bytes each with their slots."""
+        rows, named = update.row_ids.size, update.occurrences.sources.size
+        seconds = call.cost.row_seconds(named + 2 * rows, named * update.gradients[:1].nbytes)
+        call.work(host, seconds + call.cost.row_seconds(0, 2 * rows * row_bytes), _ASK)
+        call.update(host, self.spec.name, rows)
 
 
 class _WholeRows(Placement):
@@ -334,13 +333,16 @@ class _WholeRows(Placement):
         occurrences: Occurrences,
         gradients: NDArray[Any],
         update: TableUpdate,
-    ) -> list[Write]:
-        """Update copies of the rows where they are."""
-        local, store = occurrences.rows, self.stores[host]
-        arrays = {slot: store.gather(slot, local) for slot in (None, *store.slots)}
-        row_ids = self.update_layout.global_of(shard, local)
-        arrays = self._updated(call, host, arrays, occurrences, row_ids, gradients, update)
-        return [Write(host, slot, local, values) for slot, values in arrays.items()]
+    ) -> list[Change]:
+        """Prepare the update of the rows where they are."""
+        store = self.stores[host]
+        row_ids = self.update_layout.global_of(shard, occurrences.rows)
+        rows = self._row_update(occurrences, row_ids, gradients, update)
+        self._count_update(call, host, rows, store.row_bytes)
+        before = store.pure_updates
+        change = stage_tables([store], [rows])
+        self.pure_updates += store.pure_updates - before
+        return [Change(host, change)]
 
 
 class RowPlacement(_WholeRows):
@@ -360,23 +362,23 @@ class RowPlacement(_WholeRows):
 
     def writes(
         self, slot: str | None, rows: NDArray[np.int64], values: NDArray[Any]
-    ) -> list[Write]:
-        """Return each host's share of the rows."""
+    ) -> list[Change]:
+        """Return the change of each host's share of the rows."""
         local, row_splits, inverse = self.layout.partition(rows)
         grouped = np.empty_like(values, order="C")
         grouped[inverse] = values
         parts = [slice(row_splits[host], row_splits[host + 1]) for host in range(self.hosts)]
         return [
-            Write(host, slot, local[part].astype(np.int64, copy=False), grouped[part])
+            self._overwriting(host, slot, local[part].astype(np.int64, copy=False), grouped[part])
             for host, part in enumerate(parts)
         ]
 
-    def fetch(self, call: Call, host: int, shard: int, rows: Ints) -> NDArray[Any]:
+    def fetch(self, call: Call, host: int, shard: int, rows: Ints, received: NDArray[Any]) -> None:
         """Ask the owner for rows."""
         request = call.send(rows, host, shard, self.spec.name)
-        found = self.stores[shard].gather(None, request)
+        self.stores[shard].gather(None, request, received)
         self._serve(call, shard, rows.size)
-        return call.send(found, shard, host, self.spec.name, 1)
+        call.deliver(received, shard, host, self.spec.name, 1)
 
     def pool(
         self,
@@ -441,14 +443,14 @@ class ReplicatedPlacement(_WholeRows):
 
     def writes(
         self, slot: str | None, rows: NDArray[np.int64], values: NDArray[Any]
-    ) -> list[Write]:
-        """Return the same write for every host."""
-        return [Write(host, slot, rows, values) for host in range(self.hosts)]
+    ) -> list[Change]:
+        """Return the same change for every host."""
+        return [self._overwriting(host, slot, rows, values) for host in range(self.hosts)]
 
-    def fetch(self, call: Call, host: int, shard: int, rows: Ints) -> NDArray[Any]:
+    def fetch(self, call: Call, host: int, shard: int, rows: Ints, received: NDArray[Any]) -> None:
         """Read the host's own rows."""
         self._serve(call, host, rows.size)
-        return self.stores[host].gather(None, rows)
+        self.stores[host].gather(None, rows, received)
 
     def pool(
         self,
@@ -524,8 +526,8 @@ class ColumnPlacement(Placement):
 
     def _store(self, slot: str | None, rows: range, values: NDArray[Any]) -> None:
         """Write to each host its part of the rows."""
-        for write in self.writes(slot, np.arange(rows.start, rows.stop), values):
-            self.stores[write.host].scatter(write.slot, write.rows, write.values)
+        for change in self.writes(slot, np.arange(rows.start, rows.stop), values):
+            change.make()
 
     def _is_row_slot(self, slot: str | None) -> bool:
         return any(one.name == slot for one in self._row)
@@ -538,28 +540,30 @@ class ColumnPlacement(Placement):
 
     def writes(
         self, slot: str | None, rows: NDArray[np.int64], values: NDArray[Any]
-    ) -> list[Write]:
-        """Return each host's columns of the rows, or a row slot's rows by home."""
+    ) -> list[Change]:
+        """Return the change of each host's columns, or, of a row slot, of each home's rows."""
         if not self._is_row_slot(slot):
             return [
-                Write(host, slot, rows, np.ascontiguousarray(values[:, self._parts[host]]))
+                self._overwriting(
+                    host, slot, rows, np.ascontiguousarray(values[:, self._parts[host]])
+                )
                 for host in self._holders
             ]
         home, local = self.layout.locate(rows)
         return [
-            Write(host, slot, local[home == host], values[home == host])
+            self._overwriting(host, slot, local[home == host], values[home == host])
             for host in range(self.hosts)
         ]
 
-    def fetch(self, call: Call, host: int, shard: int, rows: Ints) -> NDArray[Any]:
+    def fetch(self, call: Call, host: int, shard: int, rows: Ints, received: NDArray[Any]) -> None:
         """Ask every host for its columns of the rows."""
-        name, parts = self.spec.name, []
+        name = self.spec.name
         for owner in self._holders:
             request = call.send(rows, host, owner, name)
             found = self.stores[owner].gather(None, request)
             self._serve(call, owner, rows.size)
-            parts.append(call.send(found, owner, host, name, 1))
-        return np.hstack(parts)
+            call.deliver(found, owner, host, name, 1)
+            received[:, self._parts[owner]] = found
 
     def pool(
         self,
@@ -589,7 +593,7 @@ class ColumnPlacement(Placement):
         occurrences: Occurrences,
         gradients: NDArray[Any],
         update: TableUpdate,
-    ) -> list[Write]:
+    ) -> list[Change]:
         """Fetch the columns of rows and slots, update whole rows, send the columns back."""
         name, local = self.spec.name, occurrences.rows
         rows = self.layout.global_of(shard, local)
@@ -601,18 +605,37 @@ class ColumnPlacement(Placement):
             for slot in split:
                 found = self.stores[owner].gather(slot, asked[owner])
                 call.work(owner, call.cost.row_seconds(rows.size, found.nbytes), _FETCH)
-                parts[slot].append(call.send(found, owner, host, name, _FETCH))
+                call.deliver(found, owner, host, name, _FETCH)
+                parts[slot].append(found)
         arrays = {slot: np.ascontiguousarray(np.hstack(part)) for slot, part in parts.items()}
         for one in self._row:
             arrays[one.name] = self.stores[host].gather(one.name, local)
-        arrays = self._updated(call, host, arrays, occurrences, rows, gradients, update)
-        writes = [Write(host, one.name, local, arrays[one.name]) for one in self._row]
+        self._update_copies(call, host, arrays, occurrences, rows, gradients, update)
+        changes = [self._overwriting(host, one.name, local, arrays[one.name]) for one in self._row]
         for slot in split:
             for owner in self._holders:
-                values = np.ascontiguousarray(arrays[slot][:, self._parts[owner]])
-                values = call.send(values, host, owner, name, _RETURN)
-                writes.append(Write(owner, slot, asked[owner], values))
-        return writes
+                values = arrays[slot][:, self._parts[owner]].copy()
+                call.deliver(values, host, owner, name, _RETURN)
+                changes.append(self._overwriting(owner, slot, asked[owner], values))
+        return changes
+
+    def _update_copies(
+        self,
+        call: Call,
+        host: int,
+        arrays: dict[str | None, NDArray[Any]],
+        occurrences: Occurrences,
+        row_ids: NDArray[np.int64],
+        gradients: NDArray[Any],
+        update: TableUpdate,
+    ) -> None:
+        """Update copies of rows and slots: those that `occurrences` name, in that order."""
+        places = np.arange(row_ids.size, dtype=np.int64)
+        rows = self._row_update(replace(occurrences, rows=places), row_ids, gradients, update)
+        copies = StoreTable.holding(arrays, rows.optimizer)
+        self._count_update(call, host, rows, copies.row_bytes)
+        copies.apply(rows)
+        self.pure_updates += copies.pure_updates
 
 
 _PLACEMENTS: dict[str, type[Placement]] = {

@@ -124,6 +124,12 @@ class StoreTable:
         if self._optimizer is not None:
             fill_slots(self._optimizer, self.slots, self.rows, global_rows, seed, zeroed=True)
 
+    @property
+    def row_bytes(self) -> int:
+        """The bytes of a row with its slots."""
+        arrays = (self.rows, *self.slots.values())
+        return sum([array.shape[1] * array.itemsize for array in arrays])
+
     def _array(self, slot: str | None) -> NDArray[Any]:
         return self.rows if slot is None else self.slots[slot]
 
@@ -184,9 +190,12 @@ class StoreTable:
         if not by_kernel and update.optimizer.compiled(self._stored.working) is not None:
             self.pure_updates += 1
 
-    def gather(self, slot: str | None, ids: Ints) -> NDArray[Any]:
-        """Return copies of rows `ids` of the weights (None) or of a slot, in that order."""
-        return self._lock.read(gather_rows, self._array(slot), ids)
+    def gather(self, slot: str | None, ids: Ints, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        """Return copies of rows `ids` of the weights (None) or of a slot, in that order.
+
+        They are in `out`, if that is given.
+        """
+        return self._lock.read(gather_rows, self._array(slot), ids, out)
 
     def scatter(self, slot: str | None, ids: Ints, values: NDArray[Any]) -> None:
         """Overwrite rows `ids` of the weights (None) or of a slot."""

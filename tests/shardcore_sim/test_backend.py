@@ -137,17 +137,21 @@ def test_hosts_share_no_memory(monkeypatch, placement, exchange):
     e.build()
     stores = backend._tables["t"].stores
     seen = []
-    send = Call.send
+    send, deliver = Call.send, Call.deliver
 
-    def watched(call, array, source, target, *rest):
+    def sent(call, array, source, target, *rest):
         received = send(call, array, source, target, *rest)
-        if source != target:
-            assert not np.shares_memory(received, array)
-            assert not any(np.shares_memory(received, store.rows) for store in stores)
-            seen.append(array.size)
+        assert source == target or not np.shares_memory(received, array)
         return received
 
-    monkeypatch.setattr(Call, "send", watched)
+    def delivered(call, array, source, target, *rest):
+        deliver(call, array, source, target, *rest)
+        if source != target:
+            assert not any(np.shares_memory(array, store.rows) for store in stores)
+            seen.append(array.size)
+
+    monkeypatch.setattr(Call, "send", sent)
+    monkeypatch.setattr(Call, "deliver", delivered)
     e.enqueue({"a": BAGS, "b": BAGS[::-1]}, {"a": None, "b": np.ones(8)})
     e.apply_gradients(e.dequeue(), weight_gradients=True)
     assert sum(size > 0 for size in seen) == backend.exchange.messages.sum() > 0

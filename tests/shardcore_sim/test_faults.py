@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shardcore_sim import placement
 from shardcore_sim.backend import SimBackend
 from shardcore_sim.cost import CostModel
 from shardcore_sim.exchange import Exchange, HostLostError, MessageLostError
@@ -29,6 +30,7 @@ from shardcore.features.config import FeatureConfig, TableConfig
 from shardcore.optimizer.base import Optimizer
 from shardcore.optimizer.hyperparameters import LearningRate
 from shardcore.optimizer.slots import SlotSpec
+from shardcore.store import stage_tables
 
 LOOKUP, APPLY = 0, 1  # the calls of a first step
 
@@ -247,10 +249,14 @@ def test_a_commit_that_fails_breaks_the_cluster(monkeypatch):
     e = make_engine(SimBackend(3))
     store = e._backend._tables["row"].stores[1]
 
-    def failing(slot, rows, values):
+    def failing():
         raise MemoryError
 
-    monkeypatch.setattr(store, "scatter", failing)
+    def staged(stores, updates):
+        change = stage_tables(stores, updates)
+        return failing if stores == [store] else change
+
+    monkeypatch.setattr(placement, "stage_tables", staged)
     with pytest.raises(MemoryError):
         step(e, 0)
     e.apply_gradients(None)
