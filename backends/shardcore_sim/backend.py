@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -52,13 +52,13 @@ from shardcore_sim.exchange import Call, Exchange, HostLostError
 from shardcore_sim.faults import Fault, as_faults, as_number
 from shardcore_sim.placement import Change, Placement, home_layout, host_bytes, place
 from shardcore_sim.report import SimReport, TableReport
-from shardcore_sim.route import Occurring, Share, occurring, own_splits, shares
+from shardcore_sim.route import Named, Occurring, Share, named_rows, own_splits, shares
 
 __all__ = ["SimBackend"]
 
 _COMBINE = 2  # the stage of a lookup after requests and answers
 
-Found = list[list[list[Occurring]]]
+Found = list[list[Named]]
 Multiply = Callable[..., NDArray[Any]]
 
 
@@ -66,7 +66,7 @@ Multiply = Callable[..., NDArray[Any]]
 class Route:
     """How one table's batch was cut by host, and what its update will need.
 
-    `found[feature][host][shard]`, the shards being those of the placement's lookup layout;
+    `found[feature][host]`, whose owners are the shards of the placement's lookup layout;
     `found_to_update` the same for its update layout. `merged`, one per updater, is ready where
     training is.
     """
@@ -351,35 +351,25 @@ class SimBackend(Backend):
         self, call: Call, placement: Placement, route: Route, host: int
     ) -> tuple[NDArray[Any], list[NDArray[np.int64]]]:
         """Return the rows `host` needs, and per feature where among them each id's row stands."""
-        places = [
-            np.empty(cut[host].ids.stop - cut[host].ids.start, np.int64) for cut in route.shares
-        ]
+        found = [of_hosts[host] for of_hosts in route.found]
         offsets = placement.lookup_layout.offsets
-        parts = [
-            (shard, where, found[host][shard])
-            for shard in range(placement.lookup_layout.num_shards)
-            for where, found in zip(places, route.found, strict=True)
-        ]
-        # One sort for all shards, whose rows are put one shard after the other.
-        named = np.empty(sum(part.rows.size for *_, part in parts), np.int64)
-        at = 0
-        for shard, _, part in parts:
-            np.add(part.rows, offsets[shard], out=named[at : at + part.rows.size])
-            at += part.rows.size
-        occurrences = np.arange(named.size, dtype=np.int32)
-        asked = sort_occurrences(named, occurrences, None, int(offsets[-1]))
-        place_of = np.empty(named.size, np.int64)
+        # One sort for all features and shards, whose rows are put one shard after the other.
+        rows = np.concatenate([one.rows for one in found])
+        asked = sort_occurrences(rows, np.arange(rows.size, dtype=np.int32), None, int(offsets[-1]))
+        place_of = np.empty(rows.size, np.int64)
         place_of[asked.sources] = np.repeat(np.arange(asked.rows.size), np.diff(asked.run_splits))
-        borders, dtype = np.searchsorted(asked.rows, offsets), _type_of(part for *_, part in parts)
+        # Requests travel in the type in which ids were given.
+        dtype = np.result_type(*{part.rows.dtype for one in found for part in one.owners})
+        borders = np.searchsorted(asked.rows, offsets).tolist()
         received = np.empty((asked.rows.size, placement.spec.dim), placement.spec.dtype)
-        for shard, own in enumerate(itertools.starmap(slice, itertools.pairwise(borders.tolist()))):
-            wanted = asked.rows[own] - offsets[shard]
-            wanted = wanted.astype(dtype, copy=False)  # as they were given: they travel so
-            placement.fetch(call, host, shard, wanted, received[own])
-        at = 0
-        for _, where, part in parts:
-            where[part.positions] = place_of[at : at + part.rows.size]
-            at += part.rows.size
+        for shard, (first, last) in enumerate(itertools.pairwise(borders)):
+            wanted = (asked.rows[first:last] - offsets[shard]).astype(dtype, copy=False)
+            placement.fetch(call, host, shard, wanted, received[first:last])
+        ends = itertools.accumulate(one.rows.size for one in found)
+        places = [
+            place_of[end - one.rows.size : end][one.inverse]
+            for one, end in zip(found, ends, strict=True)
+        ]
         return received, places
 
     def _pooled(
@@ -393,7 +383,7 @@ class SimBackend(Backend):
             for host, share in enumerate(route.shares[feature]):
                 weights = None if bags.weights is None else bags.weights[share.ids]
                 sums, named = [np.empty((0, dim), value)], [np.empty(0, np.int64)]
-                for shard, part in enumerate(route.found[feature][host]):
+                for shard, part in enumerate(route.found[feature][host].owners):
                     if part.rows.size:
                         factors = None if weights is None else weights[part.positions]
                         sums.append(
@@ -499,7 +489,7 @@ class SimBackend(Backend):
                 if gradient is None:
                     continue
                 for host, found in enumerate(feature):
-                    parts.append(gradient[found[shard].bags])
+                    parts.append(gradient[found.owners[shard].bags])
                     call.deliver(parts[-1], host, updater, batch.table)
             touched[shard] = occurrences.rows.size
             if not optimizer.lazy:
@@ -623,17 +613,12 @@ class SimBackend(Backend):
 
 
 def _cut(batch: TableBatch, cuts: list[list[Share]], layout: Layout) -> Found:
-    """Return, per feature, host and shard of a layout, the occurrences of its rows."""
+    """Return, per feature and host, the rows that its bags name of each shard of a layout."""
 
-    def of_feature(bags: FeatureBags, cut: list[Share]) -> list[list[Occurring]]:
-        return [occurring(bags, share, layout) for share in cut]
+    def of_feature(bags: FeatureBags, cut: list[Share]) -> list[Named]:
+        return [named_rows(bags, share, layout) for share in cut]
 
     return list(itertools.starmap(of_feature, zip(batch.features, cuts, strict=True)))
-
-
-def _type_of(parts: Iterable[Occurring]) -> np.dtype[Any]:
-    """Return the type that holds the rows of all of them."""
-    return np.result_type(*{part.rows.dtype for part in parts})
 
 
 def _parts_of(
@@ -643,7 +628,7 @@ def _parts_of(
     for feature, used in zip(route.found_to_update, active, strict=True):
         if used:
             for host, found in enumerate(feature):
-                yield host, found[shard]
+                yield host, found.owners[shard]
 
 
 def _dots(
@@ -657,7 +642,7 @@ def _dots(
     """Return, for one feature, each id's row times its bag's gradient."""
     out = np.empty(bags.ids.size, gradient.dtype)
     for host, share in enumerate(route.shares[feature]):
-        for shard, part in enumerate(route.found[feature][host]):
+        for shard, part in enumerate(route.found[feature][host].owners):
             if part.rows.size:
                 own = np.ascontiguousarray(gradient[part.bags])
                 found = multiply(call, host, shard, part.rows, part.row_splits, own)

@@ -27,7 +27,7 @@ from shardcore.ids import row_ids_from_row_splits
 from shardcore.sharding import Layout
 from shardcore.store import occurrence_gains
 
-__all__ = ["Occurring", "Share", "occurring", "own_splits", "shares"]
+__all__ = ["Named", "Occurring", "Share", "named_rows", "own_splits", "shares"]
 
 Ints = NDArray[np.int32] | NDArray[np.int64]
 
@@ -70,6 +70,25 @@ class Occurring:
         return np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
 
 
+@dataclass(frozen=True, eq=False)
+class Named:
+    """The rows that one host's bags of one feature name.
+
+    Attributes
+    ----------
+    rows : ndarray of int64, shape (n,)
+        Of all owners, one shard after the other: grouped by owner.
+    inverse : ndarray of int64, shape (n,)
+        Where among them each id's row stands.
+    owners : list of Occurring
+        The occurrences of the rows of each owner.
+    """
+
+    rows: NDArray[np.int64]
+    inverse: NDArray[np.int64]
+    owners: list[Occurring]
+
+
 def own_splits(bags: FeatureBags, share: Share) -> NDArray[np.int64]:
     """Return the row splits of a share's bags, from 0 on."""
     splits: NDArray[np.int64] = bags.row_splits[share.bags.start : share.bags.stop + 1]
@@ -96,34 +115,37 @@ def shares(bags: FeatureBags, hosts: int) -> list[Share]:
     ]
 
 
-def occurring(bags: FeatureBags, share: Share, layout: Layout) -> list[Occurring]:
-    """Return, per owner, the occurrences of its rows in one host's share of a feature."""
+def named_rows(bags: FeatureBags, share: Share, layout: Layout) -> Named:
+    """Return the occurrences in one host's share of a feature, cut by the owners of their rows."""
     local, row_splits, inverse = layout.partition(bags.ids[share.ids])
-    order = np.empty_like(inverse)
-    order[inverse] = np.arange(inverse.size)
-    first = share.bags.start
+    positions = np.empty_like(inverse)
+    positions[inverse] = np.arange(inverse.size)
     splits = own_splits(bags, share)
-    bag_of = row_ids_from_row_splits(splits) + first
+    bag_of = (row_ids_from_row_splits(splits) + share.bags.start)[positions]
     gains = None
     if bags.weights is not None:
         divisors = None if bags.divisors is None else bags.divisors[share.bags]
-        gains = occurrence_gains(splits, bags.weights[share.ids], divisors)
-    found = []
-    for owner in range(layout.num_shards):
-        group = slice(int(row_splits[owner]), int(row_splits[owner + 1]))
-        positions = order[group]
-        named = bag_of[positions]  # ascending, as the positions are
-        first_of_bag = np.ones(named.size, np.bool_)
-        np.not_equal(named[1:], named[:-1], out=first_of_bag[1:])
-        sources = np.cumsum(first_of_bag, dtype=np.int32)
-        sources -= 1
-        found.append(
+        gains = occurrence_gains(splits, bags.weights[share.ids], divisors)[positions]
+    # Bags ascend within an owner, as positions do: where they change is the first of each.
+    first_of_bag = np.ones(bag_of.size, np.bool_)
+    np.not_equal(bag_of[1:], bag_of[:-1], out=first_of_bag[1:])
+    borders = row_splits.tolist()
+    first_of_bag[[border for border in borders if border < bag_of.size]] = True
+    bags_before = np.zeros(bag_of.size + 1, np.int32)
+    np.cumsum(first_of_bag, out=bags_before[1:])
+    distinct = bag_of[first_of_bag]
+    owners = []
+    for first, last in itertools.pairwise(borders):
+        own, begin = slice(first, last), bags_before[first]
+        sources = bags_before[first + 1 : last + 1] - (begin + np.int32(1))
+        owners.append(
             Occurring(
-                local[group],
-                positions,
-                named[first_of_bag],
+                local[own],
+                positions[own],
+                distinct[begin : bags_before[last]],
                 sources,
-                None if gains is None else gains[positions],
+                None if gains is None else gains[own],
             )
         )
-    return found
+    rows = np.add(local, np.repeat(layout.offsets[:-1], np.diff(row_splits)), dtype=np.int64)
+    return Named(rows, inverse, owners)

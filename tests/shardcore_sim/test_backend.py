@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shardcore_sim.backend import SimBackend
 from shardcore_sim.exchange import Call, Exchange
-from shardcore_sim.route import occurring, shares
+from shardcore_sim.route import named_rows, shares
 
 import shardcore as sc
 from shardcore.backend.messages import FeatureBags, TableSpec
@@ -236,7 +236,7 @@ def test_occurrences_are_split_by_owner_in_order(lists, hosts, strategy, weighte
     namings = [(b, i) for b, bag in enumerate(lists) for i in bag]
     for share in shares(bags, hosts):
         mine = namings[share.ids]
-        for owner, part in enumerate(occurring(bags, share, layout)):
+        for owner, part in enumerate(named_rows(bags, share, layout).owners):
             local_of = {int(r): local for local, r in enumerate(layout.global_rows(owner))}
             wanted = [(p, b, i) for p, (b, i) in enumerate(mine) if i in local_of]
             assert part.positions.tolist() == [p for p, _, _ in wanted]
