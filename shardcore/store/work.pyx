@@ -58,7 +58,7 @@ cdef extern from "cores.h" nogil:
     void allow "sc_allow"(const Cores* before)
 
 cdef enum:
-    TRIES = 4000    # while a small change is made: less than a tenth of a millisecond
+    TRIES = 4000    # before a caller sleeps for what others do: less than a tenth of a millisecond
 
 cdef object _copy_context = contextvars.copy_context
 
@@ -248,7 +248,7 @@ cdef class _Tasks(_Work):
                     push(&self.waiting, spot)
             if ended:
                 return 0
-            pause(spot, False)
+            pause(spot, False, TRIES)
 
 
 def run_tasks(Py_ssize_t count, task, Py_ssize_t helpers):
