@@ -10,6 +10,7 @@ cdef struct Lookup:             # of the bags of one feature, in plain memory
     const int64_t* row_splits
     const void* weights         # of ids, or NULL
     const void* divisors        # of bags, or NULL
+    int divided                 # how sums are divided: see ``divided.pxi``
     void* out
 
 
@@ -21,11 +22,13 @@ cdef class Lookups(Shares):
     def __dealloc__(self):
         PyMem_Free(self.lookups)
 
-    def add(self, StoredRows stored, ids__n, row_splits, weights__n, divisors__b, out__bd):
+    def add(self, StoredRows stored, ids__n, row_splits, weights__n, divisors__b, out__bd,
+            int divided=BY_GIVEN):
         """Add the lookup of bags in a table.
 
         Of `ids__n` (n,), int32 or int64, bag b has [row_splits[b], row_splits[b + 1]); `weights__n`
-        and `divisors__b` may be None; `out__bd` (b, d) is written to.
+        and `divisors__b` may be None; `out__bd` (b, d) is written to; `divided` as for
+        `segment_reduce`.
         """
         cdef Py_ssize_t dim = stored.memory.dim, size = 4, bags, count
         cdef const char* floats = b"f"
@@ -47,16 +50,17 @@ cdef class Lookups(Shares):
             return
         if lookup.row_splits[0] < 0 or lookup.row_splits[bags] > count:
             raise ValueError("row_splits of a lookup must lie among its ids")
-        lookup.stored = stored.memory
+        lookup.stored, lookup.divided = stored.memory, divided
         self.lookups = <Lookup*>with_room(self.lookups, self.count, sizeof(Lookup))
         self.lookups[self.count] = lookup
         self.append(lookup.row_splits, bags, dim, False,
                     (stored, ids__n, row_splits, weights__n, divisors__b, out__bd))
 
     def make(self, int asking, Py_ssize_t most=ALL):
-        """Make shares that no thread has begun, at most so many; return whether their ids name rows.
+        """Make shares that no thread has begun, at most so many; return whether they are right.
 
-        O(n·d).
+        They are if their ids name rows and, where divisors are made of weights, these are finite, or
+        the sums that have none. O(n·d).
         """
         cdef Py_ssize_t share, at
         cdef bint right = True
@@ -75,7 +79,7 @@ cdef class Lookups(Shares):
 
 cdef bint look_up(const Lookup* lookup, Py_ssize_t first, Py_ssize_t last,
                   int asking) noexcept nogil:
-    """Combine the rows of the bags [first, last); return whether all of their ids name rows."""
+    """Combine the rows of the bags [first, last); return whether they are right."""
     if lookup.stored.working == FLOAT64:
         if lookup.long_ids:
             return look_up_bags(lookup, <const int64_t*>lookup.ids, <float64_t*>lookup.out, first,
@@ -98,8 +102,8 @@ cdef inline bint look_up_bags(const Lookup* lookup, const index_t* ids, value_t*
         divisors += first
     return reduce_rows(stored.table, stored.rows * size, size, stored.kind, ids,
                        <uint64_t>stored.rows, lookup.row_splits + first, last - first, dim,
-                       <const value_t*>lookup.weights, divisors, BY_GIVEN, out + first * dim,
-                       asking)
+                       <const value_t*>lookup.weights, divisors, lookup.divided,
+                       out + first * dim, asking)
 
 
 cdef inline Py_ssize_t size_of(int64_t kind) noexcept nogil:

@@ -36,6 +36,7 @@ class StoredRows:
         slot_bytes: NDArray[np.int64],
         slot_kinds: NDArray[np.int64],
         wide: bool,
+        writable: bool,
         held: object,
     ) -> None: ...
 
@@ -89,6 +90,7 @@ class Lookups:
         weights__n: NDArray[Any] | None,
         divisors__b: NDArray[Any] | None,
         out__bd: NDArray[Any],
+        divided: int = ...,
     ) -> None: ...
     def cut(self, most: int, least: int) -> int: ...
     def make(self, asking: int, most: int = ...) -> bool: ...

@@ -11,6 +11,7 @@ cdef struct Stored:
     int64_t* slot_bytes         # per slot: bytes per row
     int64_t* slot_kinds
     Py_ssize_t converted        # slots of another type than the working one
+    bint writable
 
 
 cdef class StoredRows:
@@ -18,19 +19,19 @@ cdef class StoredRows:
 
     `table__rd` (r, bytes of a row) holds rows of `dim` elements of `kind`; a slot's rows begin at its
     address and take so many bytes each, of elements of its kind. `wide`: the working type is double.
-    `held` keeps the memory of the slots.
+    Rows that are not `writable` can be looked up only. `held` keeps the memory of the slots.
     """
 
-    cdef uint8_t[:, ::1] table__rd
+    cdef const uint8_t[:, ::1] table__rd
     cdef const int64_t[::1] slot_addresses
     cdef const int64_t[::1] slot_bytes
     cdef const int64_t[::1] slot_kinds
     cdef Stored memory
     cdef object held
 
-    def __init__(self, uint8_t[:, ::1] table__rd, int kind, Py_ssize_t dim,
+    def __init__(self, const uint8_t[:, ::1] table__rd, int kind, Py_ssize_t dim,
                  const int64_t[::1] slot_addresses, const int64_t[::1] slot_bytes,
-                 const int64_t[::1] slot_kinds, bint wide, held):
+                 const int64_t[::1] slot_kinds, bint wide, bint writable, held):
         cdef Stored* stored = &self.memory
         cdef Py_ssize_t k
         self.table__rd, self.held = table__rd, held
@@ -38,9 +39,9 @@ cdef class StoredRows:
         memset(stored, 0, sizeof(Stored))
         stored.kind, stored.dim, stored.rows = kind, dim, table__rd.shape[0]
         stored.slots = slot_addresses.shape[0]
-        stored.working = FLOAT64 if wide else FLOAT32
+        stored.working, stored.writable = FLOAT64 if wide else FLOAT32, writable
         if table__rd.shape[0] and table__rd.shape[1]:
-            stored.table = &table__rd[0, 0]
+            stored.table = <void*>&table__rd[0, 0]
         if stored.slots:
             stored.slot_bases = <char**>&slot_addresses[0]
             stored.slot_bytes = <int64_t*>&slot_bytes[0]

@@ -95,6 +95,8 @@ cdef class Updates(Shares):
         cdef const char* floats = b"f"
         if dim == 0:
             return
+        if not stored.memory.writable:
+            raise ValueError("rows to update must be writable, got read-only ones")
         if stored.memory.working == FLOAT64:
             floats, size = b"d", 8
         rows = look_at(unique__u, INTEGERS, 8, 0, <const void**>&target.unique)

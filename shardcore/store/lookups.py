@@ -1,4 +1,7 @@
-"""Lookups in many tables at once. The face of ``_core/lookups.pxi``."""
+"""Lookups that threads share: in many tables at once, or of many bags in one.
+
+The face of ``_core/lookups.pxi``.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ Request: TypeAlias = tuple[
 """``(rows, ids, row_splits, weights, divisors, out)``: as `segment_reduce` takes them."""
 
 
-def look_up(requests: Sequence[Request]) -> bool:
+def look_up(requests: Sequence[Request], divided: int = _kernel.GIVEN_DIVISORS) -> bool:
     """Write what `segment_reduce` returns for each request to its `out`; say whether it is right.
 
     Threads share the work on all of them.
@@ -35,6 +38,8 @@ def look_up(requests: Sequence[Request]) -> bool:
     requests : sequence of Request
         Row splits are checked. If an id is out of range, no row is read for it, and the answer is
         False.
+    divided : int
+        As `reduce_bags` takes it.
 
     Examples
     --------
@@ -45,7 +50,7 @@ def look_up(requests: Sequence[Request]) -> bool:
     """
     lookups = _kernel.Lookups()
     for rows, ids, row_splits, weights, divisors, out in requests:
-        lookups.add(rows.found, ids, row_splits, weights, divisors, out)
+        lookups.add(rows.found, ids, row_splits, weights, divisors, out, divided)
     count = threads.cut(lookups, threads.PIECE)
     right = [True] * count
 

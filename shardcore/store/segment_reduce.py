@@ -25,7 +25,9 @@ from shardcore.ids.own_arrays import take_ids
 from shardcore.ids.row_splits import check_row_splits, row_ids_from_row_splits
 from shardcore.store import threads
 from shardcore.store.instruction_set import best_module
+from shardcore.store.lookups import look_up
 from shardcore.store.pace import PACE
+from shardcore.store.stored_rows import StoredRows
 from shardcore.validation.integers import outside, vector
 
 __all__ = [
@@ -181,34 +183,13 @@ def reduce_bags(
     be the caller's own, too, and of any value: where they leave a divisor, or a sum that has none,
     that is not finite, the answer is False as well.
     """
+    if ids.size * rows.shape[1] >= threads.PIECE and threads.get_num_threads() > 1:
+        stored = StoredRows(rows, {})
+        return look_up([(stored, ids, row_splits, weights, divisors, out)], divided)
     kernel = _kernel.segment_reduce[TYPE_NAMES[ids.dtype], TYPE_NAMES[out.dtype]]
     table, kind = row_bytes(rows), kind_of(rows.dtype)
-    # What `ranges` finds too; but its look at the splits is a sixth of the time of one small bag.
-    small = ids.size * rows.shape[1] < threads.PIECE
-    pieces = [] if small else threads.ranges(row_splits, max(rows.shape[1], 1))
-    if len(pieces) <= 1:
-        right: bool = kernel(
-            table, kind, ids, row_splits, weights, divisors, divided, out, PACE.asking
-        )
-        return right
-    done = [False] * len(pieces)
-
-    def reduce_piece(number: int) -> None:
-        first, last = pieces[number]
-        done[number] = kernel(
-            table,
-            kind,
-            ids,
-            row_splits[first : last + 1],
-            weights,
-            None if divisors is None else divisors[first:last],
-            divided,
-            out[first:last],
-            PACE.asking,
-        )
-
-    threads.run(len(pieces), reduce_piece)
-    return all(done)
+    right: bool = kernel(table, kind, ids, row_splits, weights, divisors, divided, out, PACE.asking)
+    return right
 
 
 def reduce_bags_at(

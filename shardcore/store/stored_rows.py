@@ -21,7 +21,8 @@ class StoredRows:
 
     Parameters
     ----------
-    rows : ndarray, shape (rows, dim), C-contiguous, writable
+    rows : ndarray, shape (rows, dim), C-contiguous
+        Read-only ones can be looked up, but not updated.
     slots : mapping of slot name -> ndarray, shape (rows, dim) or (rows, 1)
         In the order of ``optimizer.slots``.
 
@@ -63,6 +64,7 @@ class StoredRows:
                 np.array([one.shape[1] * one.itemsize for one in arrays], np.int64),
                 np.array([kind_of(one.dtype) for one in arrays], np.int64),
                 self.working == np.float64,
+                self.rows.flags.writeable,
                 arrays,
             )
         return self._found

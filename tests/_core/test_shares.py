@@ -314,7 +314,12 @@ def test_an_update_of_other_lengths_is_refused(wrong: dict[str, Any]) -> None:
         add_update(**wrong)
 
 
-def add_update(**other: Any) -> None:
+def test_an_update_of_read_only_rows_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^rows to update must be writable, got read-only ones$"):
+        add_update(writable=False)
+
+
+def add_update(writable: bool = True, **other: Any) -> None:
     arrays = {
         "unique": ROWS,
         "row_ids": ROWS,
@@ -331,7 +336,9 @@ def add_update(**other: Any) -> None:
     batch, optimizer = sort_occurrences(ROWS, SOURCES, None, 2), SGD(1.0)
     update = RowUpdate(batch, ROWS, ONES, optimizer, optimizer.hyper(), 1)
     rule = update_module._rule(update, np.dtype(np.float32))
-    stored = StoredRows(np.zeros((2, 3), np.float32), {}).found
+    rows = np.zeros((2, 3), np.float32)
+    rows.flags.writeable = writable
+    stored = StoredRows(rows, {}).found
     update_module._kernel.Updates().add(stored, rule, *arrays.values())
 
 
