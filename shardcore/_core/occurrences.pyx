@@ -24,12 +24,14 @@ cdef enum:
     DIGIT_COUNTERS = MOST_DIGITS * (1 << DIGIT_BITS)
     COUNTERS_IN_C = DIGIT_COUNTERS + (1 << DIRECT_BITS) + (1 << DIRECT_BITS) // 32
     WORD_BITS = 64
+    BYTES_AHEAD = 64    # a cache line: so far before its turn the place of a pair is asked for
 
 # What `sort_buckets` counts in: the values of digits; each row; and a bit for each row.
 COUNTERS = COUNTERS_IN_C
 
 cdef extern from "scalars.h" nogil:
     int sc_lowest_bit(uint64_t word)
+    void prefetch_write "SC_PREFETCH_WRITE"(const void* address)
 
 NARROW_WORDS = sizeof(narrow_t) // sizeof(uint64_t)
 WIDE_WORDS = sizeof(wide_t) // sizeof(uint64_t)
@@ -241,6 +243,8 @@ cdef void _deal(const index_t* rows, const int32_t* sources, Py_ssize_t n, int s
         at = starts[bucket]
         starts[bucket] = at + 1
         pairs[at] = pair
+        # The rows of a batch have taken the place of the last batch's pairs in the caches.
+        prefetch_write(<const void*>(<size_t>&pairs[at] + BYTES_AHEAD))
 
 
 def sort_buckets(uint64_t[::1] pairs, uint64_t[::1] spare, const int64_t[::1] limits, int shift,
