@@ -13,6 +13,7 @@ WIDE_WORDS: int
 
 count_buckets: _Fused  # (rows, shift, counts)
 deal: _Fused  # (rows, sources, shift, starts, pairs, wide)
+deal_bags: _Fused  # (rows, row_splits, first, shift, starts, pairs, wide)
 
 def bags_of_ids(
     row_splits: NDArray[np.int64], first: int, sources__n: NDArray[np.int32]

@@ -230,21 +230,50 @@ def deal(const index_t[::1] rows__n, const int32_t[::1] sources__n, int shift, i
 cdef void _deal(const index_t* rows, const int32_t* sources, Py_ssize_t n, int shift,
                 int64_t* starts, pair_t* pairs) noexcept nogil:
     cdef Py_ssize_t i
-    cdef uint64_t bucket
-    cdef int64_t at
-    cdef pair_t pair
     for i in range(n):
-        if pair_t is narrow_t:
-            pair.key = <uint32_t>rows[i]
+        put_pair(<uint64_t>rows[i], sources[i], shift, starts, pairs)
+
+
+def deal_bags(const index_t[::1] rows__n, const int64_t[::1] row_splits, int64_t first, int shift,
+              int64_t[::1] starts, uint64_t[::1] pairs, bint wide):
+    """Do as `deal` with the ids [first, first + n) of bags, whose sources are their bags. O(n + b)."""
+    if rows__n.shape[0] == 0:
+        return
+    with nogil:
+        if wide:
+            _deal_bags(&rows__n[0], &row_splits[0], first, rows__n.shape[0], shift, &starts[0],
+                       <wide_t*>&pairs[0])
         else:
-            pair.key = <uint64_t>rows[i]
-        pair.source = sources[i]
-        bucket = <uint64_t>rows[i] >> shift
-        at = starts[bucket]
-        starts[bucket] = at + 1
-        pairs[at] = pair
-        # The rows of a batch have taken the place of the last batch's pairs in the caches.
-        prefetch_write(<const void*>(<size_t>&pairs[at] + BYTES_AHEAD))
+            _deal_bags(&rows__n[0], &row_splits[0], first, rows__n.shape[0], shift, &starts[0],
+                       <narrow_t*>&pairs[0])
+
+
+cdef void _deal_bags(const index_t* rows, const int64_t* row_splits, int64_t first, Py_ssize_t n,
+                     int shift, int64_t* starts, pair_t* pairs) noexcept nogil:
+    cdef Py_ssize_t i = 0, b = 0
+    while i < n:
+        while row_splits[b + 1] <= first + i:
+            b += 1
+        while i < n and first + i < row_splits[b + 1]:
+            put_pair(<uint64_t>rows[i], <int32_t>b, shift, starts, pairs)
+            i += 1
+
+
+cdef inline void put_pair(uint64_t row, int32_t source, int shift, int64_t* starts,
+                          pair_t* pairs) noexcept nogil:
+    """Put a pair into its bucket."""
+    cdef uint64_t bucket = row >> shift
+    cdef int64_t at = starts[bucket]
+    cdef pair_t pair
+    if pair_t is narrow_t:
+        pair.key = <uint32_t>row
+    else:
+        pair.key = row
+    pair.source = source
+    starts[bucket] = at + 1
+    pairs[at] = pair
+    # The rows of a batch have taken the place of the last batch's pairs in the caches.
+    prefetch_write(<const void*>(<size_t>&pairs[at] + BYTES_AHEAD))
 
 
 def sort_buckets(uint64_t[::1] pairs, uint64_t[::1] spare, const int64_t[::1] limits, int shift,

@@ -89,8 +89,7 @@ def sorted_rows(
     """
     if len(features) == 1 and features[0].weights is None:
         (bags,) = features
-        if has_few_rows(bags.ids.size, num_rows):
-            return sort_bags(bags.ids, bags.row_splits, num_rows)
+        return sort_bags(bags.ids, bags.row_splits, num_rows)
     gains = joined_gains([(bags.ids.size, gains_of(bags)) for bags in features], value)
     sources = pool.empty(sum([bags.ids.size for bags in features]), _INT32)
     first_id = first_bag = 0

@@ -8,7 +8,7 @@ its gradients. The face of ``_core/occurrences.pyx``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -111,20 +111,23 @@ def sort_occurrences(
     (array([2, 7]), array([0, 1, 3]), array([0, 0, 1], dtype=int32))
     """
     n = rows.size
-    if n > MAX_OCCURRENCES:
-        raise ShardcoreValueError(
-            f"a batch must name at most {MAX_OCCURRENCES} rows of one table, got {n}"
-        )
+    _check_number(n)
     plain: Ints = rows if rows.flags.c_contiguous else rows.copy()
-    if gains is None:
-        return _sorted(plain, np.ascontiguousarray(sources), num_rows)
     # With gains, the positions are sorted, which then lead to both source and gain.
-    found = _sorted(plain, np.arange(n, dtype=np.int32), num_rows)
+    own = np.ascontiguousarray(sources) if gains is None else np.arange(n, dtype=np.int32)
+    deal = _kernel.deal[TYPE_NAMES[plain.dtype]]
+
+    def dealt(part: slice, *to: Any) -> None:
+        deal(plain[part], own[part], *to)
+
+    found = _sorted(plain, num_rows, dealt)
+    if gains is None:
+        return found
     return replace(found, sources=sources[found.sources], gains=gains[found.sources])
 
 
 def has_few_rows(occurrences: int, num_rows: int) -> bool:
-    """Return whether `sort_bags` sorts the bags of one feature over a table fastest.
+    """Return whether the bags of one feature over a table are sorted fastest row by row.
 
     Examples
     --------
@@ -135,18 +138,17 @@ def has_few_rows(occurrences: int, num_rows: int) -> bool:
 
 
 def sort_bags(ids: Ints, row_splits: NDArray[np.int64], num_rows: int) -> Occurrences:
-    """Sort the occurrences of one feature's bags over a table of few rows, all gains 1.
+    """Sort the occurrences of one feature's bags, all gains 1.
 
-    Returns what `sort_occurrences` returns for sources that are the bags.
+    Returns, and raises, what `sort_occurrences` does for sources that are the bags.
 
     Parameters
     ----------
-    ids : ndarray of int32 or int64, shape (n,), C-contiguous
+    ids : ndarray of int32 or int64, shape (n,)
         Each in [0, num_rows), checked by the caller.
-    row_splits : ndarray of int64, shape (bags + 1,)
+    row_splits : ndarray of int64, shape (bags + 1,), C-contiguous
         From 0 to n.
     num_rows : int
-        At most 32,768.
 
     Examples
     --------
@@ -154,8 +156,24 @@ def sort_bags(ids: Ints, row_splits: NDArray[np.int64], num_rows: int) -> Occurr
     >>> batch.rows, batch.run_splits, batch.sources
     (array([2, 7]), array([0, 1, 3]), array([0, 0, 1], dtype=int32))
     """
-    (found,) = sort_bags_of_tables([(ids, row_splits, num_rows)])
-    return found
+    if has_few_rows(ids.size, num_rows):
+        (found,) = sort_bags_of_tables([(ids, row_splits, num_rows)])
+        return found
+    _check_number(ids.size)
+    plain: Ints = np.ascontiguousarray(ids)
+    deal = _kernel.deal_bags[TYPE_NAMES[plain.dtype]]
+
+    def dealt(part: slice, *to: Any) -> None:
+        deal(plain[part], row_splits, part.start, *to)
+
+    return _sorted(plain, num_rows, dealt)
+
+
+def _check_number(occurrences: int) -> None:
+    if occurrences > MAX_OCCURRENCES:
+        raise ShardcoreValueError(
+            f"a batch must name at most {MAX_OCCURRENCES} rows of one table, got {occurrences}"
+        )
 
 
 def sort_bags_of_tables(
@@ -166,7 +184,7 @@ def sort_bags_of_tables(
     Parameters
     ----------
     tables : sequence of (ids, row_splits, num_rows)
-        As `sort_bags` takes them.
+        As `sort_bags` takes them, of at most 32,768 rows.
 
     Examples
     --------
@@ -201,8 +219,11 @@ def sort_bags_of_tables(
     return occurrences
 
 
-def _sorted(rows: Ints, sources: NDArray[np.int32], num_rows: int) -> Occurrences:
-    """Return the occurrences of a batch whose gains are all 1."""
+def _sorted(rows: Ints, num_rows: int, deal: Callable[..., None]) -> Occurrences:
+    """Return the occurrences of a batch whose gains are all 1.
+
+    ``deal(part, shift, starts, pairs, wide)`` puts the pairs of a part of them into their buckets.
+    """
     n, bits = rows.size, max(num_rows - 1, 0).bit_length()
     shift = max(0, bits - min(max(n.bit_length() - _BUCKET_BITS, 0), _MOST_BUCKETS))
     buckets, wide = 1 << (bits - shift), bits > 32
@@ -210,7 +231,7 @@ def _sorted(rows: Ints, sources: NDArray[np.int32], num_rows: int) -> Occurrence
     parts = max(1, min(threads.get_num_threads(), n // _PART))
     limits = [n * part // parts for part in range(parts + 1)]
     counts = np.empty((parts, buckets), np.int64)
-    count, deal = _kernel.count_buckets[index], _kernel.deal[index]
+    count = _kernel.count_buckets[index]
 
     def counted(part: int) -> None:
         count(rows[limits[part] : limits[part + 1]], shift, counts[part])
@@ -222,8 +243,7 @@ def _sorted(rows: Ints, sources: NDArray[np.int32], num_rows: int) -> Occurrence
     pairs = pool.empty(n * words, _UINT64)
 
     def dealt(part: int) -> None:
-        own = slice(limits[part], limits[part + 1])
-        deal(rows[own], sources[own], shift, counts[part], pairs, wide)
+        deal(slice(limits[part], limits[part + 1]), shift, counts[part], pairs, wide)
 
     threads.run(parts, dealt)
     ranges = threads.ranges(borders, _COST) if parts > 1 else [(0, buckets)]

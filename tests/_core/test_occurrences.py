@@ -160,6 +160,31 @@ def test_bags_over_few_rows_equal_the_twin(
     assert ours.gains is None
 
 
+@pytest.mark.parametrize("index", [np.int32, np.int64])
+@pytest.mark.parametrize("bits", [10, 22, 31, 40])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_bags_over_many_rows_are_sorted_as_their_ids_are(
+    threads: int, bits: int, index: Any, num_threads: Any, frozen: Callable[[Any], Any]
+) -> None:
+    """Against NumPy's stable sort: empty bags among others, and where a thread's part begins."""
+    if index is np.int32 and bits > 31:
+        pytest.skip("such rows need 64 bits")
+    num_threads(threads)
+    rng = np.random.default_rng(bits)
+    ids = rng.integers(0, 1 << bits, 400_003).astype(index)
+    ids[rng.random(ids.size) < 0.3] = ids[0]
+    starts = [ids.size * part // 3 for part in (1, 2)]  # of threads' parts: bags begin there
+    borders = np.sort([*rng.integers(0, ids.size + 1, 9_000), *np.repeat(starts, 3)])
+    splits = np.concatenate(([0, 0], borders, [ids.size, ids.size])).astype(np.int64)
+    found = sort_bags(frozen(ids), frozen(splits), 1 << bits)
+    order = np.argsort(ids, kind="stable")
+    unique, counts = np.unique(ids, return_counts=True)
+    bags = np.repeat(np.arange(splits.size - 1, dtype=np.int32), np.diff(splits))
+    np.testing.assert_array_equal(found.rows, unique.astype(np.int64), strict=True)
+    np.testing.assert_array_equal(found.run_splits, [0, *np.cumsum(counts)])
+    np.testing.assert_array_equal(found.sources, bags[order], strict=True)
+
+
 def test_bags_without_ids_over_few_rows() -> None:
     found = sort_bags(np.empty(0, np.int64), np.zeros(4, np.int64), 5)
     assert (found.rows.size, found.run_splits.tolist(), found.sources.size) == (0, [0], 0)
