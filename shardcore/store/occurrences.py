@@ -156,11 +156,11 @@ def sort_bags(ids: Ints, row_splits: NDArray[np.int64], num_rows: int) -> Occurr
     >>> batch.rows, batch.run_splits, batch.sources
     (array([2, 7]), array([0, 1, 3]), array([0, 0, 1], dtype=int32))
     """
+    plain: Ints = ids if ids.flags.c_contiguous else ids.copy()
     if has_few_rows(ids.size, num_rows):
-        (found,) = sort_bags_of_tables([(ids, row_splits, num_rows)])
+        (found,) = sort_bags_of_tables([(plain, row_splits, num_rows)])
         return found
     _check_number(ids.size)
-    plain: Ints = np.ascontiguousarray(ids)
     deal = _kernel.deal_bags[TYPE_NAMES[plain.dtype]]
 
     def dealt(part: slice, *to: Any) -> None:
