@@ -56,7 +56,7 @@ _ASK, _FETCH, _RETURN = 1, 2, 3
 
 
 class Change(NamedTuple):
-    """What is to be called to change rows of a host's store."""
+    """A call that changes rows of a host's store."""
 
     host: int
     make: Callable[[], None]
@@ -117,8 +117,6 @@ class Placement(ABC):
         Which host each row belongs to.
     stores : list of StoreTable
         One per host.
-    pure_updates : int
-        As of `StoreTable`, added up over the hosts.
     lookup_layout, update_layout : Layout
         How ids are cut for `fetch` and `pool`, and for `stage`; each call is for one shard.
     lock : ReadWriteLock
@@ -133,7 +131,11 @@ class Placement(ABC):
         self.lock = ReadWriteLock()
         self.stores: list[StoreTable] = []
         self._whole = Layout.div(spec.num_rows, 1)
-        self.pure_updates = 0
+
+    @property
+    def pure_updates(self) -> int:
+        """As of `StoreTable`, added up over the hosts."""
+        return sum([store.pure_updates for store in self.stores])
 
     @property
     def lookup_layout(self) -> Layout:
@@ -339,10 +341,7 @@ class _WholeRows(Placement):
         row_ids = self.update_layout.global_of(shard, occurrences.rows)
         rows = self._row_update(occurrences, row_ids, gradients, update)
         self._count_update(call, host, rows, store.row_bytes)
-        before = store.pure_updates
-        change = stage_tables([store], [rows])
-        self.pure_updates += store.pure_updates - before
-        return [Change(host, change)]
+        return [Change(host, stage_tables([store], [rows]))]
 
 
 class RowPlacement(_WholeRows):
@@ -635,7 +634,7 @@ class ColumnPlacement(Placement):
         copies = StoreTable.holding(arrays, rows.optimizer)
         self._count_update(call, host, rows, copies.row_bytes)
         copies.apply(rows)
-        self.pure_updates += copies.pure_updates
+        self.stores[host].pure_updates += copies.pure_updates
 
 
 _PLACEMENTS: dict[str, type[Placement]] = {

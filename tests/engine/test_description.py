@@ -252,3 +252,16 @@ def test_updates_that_run_the_python_form_of_a_compiled_optimizer_are_counted(ba
             e.dequeue()
             e.apply_gradients([np.ones((1, 1)), np.ones((1, 1))])
             assert e.metrics()["pure_updates"] == step
+
+
+@pytest.mark.parametrize(
+    ("placement", "updates"), [("row", 2), ("table", 1), ("column", 2), ("replicated", 3)]
+)
+def test_updates_by_the_python_form_are_counted_on_every_host(placement, updates):
+    table = TableConfig(9, 3, name="t", placement=placement, layout="div")
+    with sc.ShardedEmbedding(FeatureConfig(table), Long(), "sim", {"hosts": 3}) as e:
+        for step in (1, 2):
+            e.enqueue([[0], [8]])  # rows of the first host and of the last
+            e.dequeue()
+            e.apply_gradients(np.ones((2, 3)))
+            assert e.metrics()["pure_updates"] == updates * step
