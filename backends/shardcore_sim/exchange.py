@@ -215,7 +215,7 @@ class Call:
     def deliver(
         self, array: NDArray[Any], source: int, target: int, table: str, stage: int = 0
     ) -> None:
-        """Send `array`, which nobody but `target` has: as `send`, but it needs no copy."""
+        """Send an array that only `target` has: as `send`, but it needs no copy."""
         if source != target and array.size:
             self._lose_hosts()
             self._travel(array.nbytes, source, target, table, stage)

@@ -9,14 +9,14 @@
     taken_ids         ids copied and checked, large batches on several threads
     few_bags          combine few rows, by one call             (face of _core/few_bags.pxi)
     tally             numbers that several threads add to                      (compiled)
+    stored_rows       where kernels for many tables find rows   (face of _core/stored_rows.pxi)
+    lookups           combine rows of many tables               (face of _core/lookups.pxi)
     segment_reduce    combine rows per bag                      (face of _core/rows.pxi)
     finite            whether numbers are finite                (face of _core/rows.pxi)
     occurrences       the rows of a batch, sorted and unique    (face of _core/occurrences.pyx)
     asked_rows        which rows askers name of owners          (face of _core/routing.pyx)
     sorted_triples    a batch by worker, holder and row         (face of _core/triples.pyx)
     row_update        what a batch does to rows, in one record
-    stored_rows       where kernels for many tables find rows   (face of _core/stored_rows.pxi)
-    lookups           combine rows of many tables               (face of _core/lookups.pxi)
     update            sum gradients per row, call the optimizer (face of _core/updates.pxi)
     scatter           apply values to rows in place             (face of _core/rows.pxi)
     table             a table's rows and slots, with the operations above and one lock; many tables

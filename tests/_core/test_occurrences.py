@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from shardcore import reference
 from shardcore._core import occurrences as _kernel
 from shardcore.errors import ShardcoreValueError
-from shardcore.store.occurrences import has_few_rows, sort_bags, sort_occurrences
+from shardcore.store.occurrences import Occurrences, has_few_rows, sort_bags, sort_occurrences
 
 
 def check(rows: Any, gains: Any, num_rows: int, frozen: Callable[[Any], Any]) -> None:
@@ -129,11 +129,7 @@ def test_batches_beyond_every_block_on_threads(
     sources = rng.integers(0, 1 << 20, rows.size).astype(np.int32)
     gains = rng.random(rows.size, np.float32) if weighted else None
     found = sort_occurrences(rows, sources, gains, 1 << bits)
-    order = np.argsort(rows, kind="stable")
-    unique, counts = np.unique(rows, return_counts=True)
-    np.testing.assert_array_equal(found.rows, unique.astype(np.int64), strict=True)
-    np.testing.assert_array_equal(found.run_splits, [0, *np.cumsum(counts)])
-    np.testing.assert_array_equal(found.sources, sources[order], strict=True)
+    order = assert_sorted(found, rows, sources)
     if gains is None:
         assert found.gains is None
     else:
@@ -177,12 +173,18 @@ def test_bags_over_many_rows_are_sorted_as_their_ids_are(
     borders = np.sort([*rng.integers(0, ids.size + 1, 9_000), *np.repeat(starts, 3)])
     splits = np.concatenate(([0, 0], borders, [ids.size, ids.size])).astype(np.int64)
     found = sort_bags(frozen(ids), frozen(splits), 1 << bits)
-    order = np.argsort(ids, kind="stable")
-    unique, counts = np.unique(ids, return_counts=True)
     bags = np.repeat(np.arange(splits.size - 1, dtype=np.int32), np.diff(splits))
+    assert_sorted(found, ids, bags)
+
+
+def assert_sorted(found: Occurrences, rows: Any, sources: Any) -> Any:
+    """Compare what was sorted with NumPy's stable sort, and return that one's order."""
+    order = np.argsort(rows, kind="stable")
+    unique, counts = np.unique(rows, return_counts=True)
     np.testing.assert_array_equal(found.rows, unique.astype(np.int64), strict=True)
     np.testing.assert_array_equal(found.run_splits, [0, *np.cumsum(counts)])
-    np.testing.assert_array_equal(found.sources, bags[order], strict=True)
+    np.testing.assert_array_equal(found.sources, sources[order], strict=True)
+    return order
 
 
 def test_bags_without_ids_over_few_rows() -> None:
