@@ -218,6 +218,22 @@ cdef Py_ssize_t take(const index_t* ids__n, Py_ssize_t n, int64_t rows,
     return -1
 
 
+cdef Py_ssize_t take_in_32_bits(const int64_t* ids__n, Py_ssize_t n, int64_t rows,
+                                int32_t* own__n) noexcept nogil:
+    """Copy the ids, a block at a time, up to the block of the first one outside [0, rows)."""
+    cdef Py_ssize_t block, first, m, bad, i
+    cdef int64_t own__m[BLOCK]      # what does not fit 32 bits is found before it is cut
+    for block in range((n + BLOCK - 1) // BLOCK):
+        first, m = block * BLOCK, length_of(block, n)
+        copy_block(ids__n + first, m, &own__m[0])
+        bad = outside(&own__m[0], m, rows)
+        if bad >= 0:
+            return first + bad
+        for i in range(m):
+            own__n[first + i] = <int32_t>own__m[i]
+    return -1
+
+
 # --- all ids -----------------------------------------------------------------------------------
 
 
@@ -421,6 +437,18 @@ def take_ids(const index_t[::1] ids__n, int64_t rows, index_t[::1] own__n):
     if n:
         with nogil:
             bad = take(&ids__n[0], n, rows, &own__n[0])
+    return bad
+
+
+def take_ids_in_32_bits(const int64_t[::1] ids__n, int64_t rows, int32_t[::1] own__n):
+    """Copy the ids to `own__n` (n,) and check the copies, as `take_ids` does. O(n).
+
+    `rows` is at most 2**31. In the block of the position that is returned nothing is copied.
+    """
+    cdef Py_ssize_t bad = -1, n = own__n.shape[0]
+    if n:
+        with nogil:
+            bad = take_in_32_bits(&ids__n[0], n, rows, &own__n[0])
     return bad
 
 

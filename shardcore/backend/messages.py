@@ -148,7 +148,8 @@ class FeatureBags:
     Attributes
     ----------
     ids : ndarray of int32 or int64, shape (n,)
-        Global rows, each in [0, num_rows).
+        Global rows, each in [0, num_rows). Not always of the dtype in which they were given: on one
+        host int64 may have become int32.
     row_splits : ndarray of int64, shape (bags + 1,)
     weights : ndarray of the working dtype, shape (n,), or None
         None: all 1.

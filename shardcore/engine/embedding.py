@@ -177,8 +177,8 @@ class ShardedEmbedding(TableOwner, Generic[Activations]):
             raise ShardcoreValueError("feature_config must hold at least one FeatureConfig")
         seed = as_integer(seed, "seed")
         planned = plan_tables(features, optimizer, seed)
-        inputs = Inputs(feature_config, features, planned)
         chosen = chosen_backend(backend, backend_options, planned)
+        inputs = Inputs(feature_config, features, planned, one_host=chosen.num_hosts == 1)
         super().__init__(
             features,
             laid_out(planned, chosen),

@@ -38,6 +38,8 @@ class Inputs:
         It, flattened.
     tables : list of PlannedTable
         The engine's own list, which a restore changes in place.
+    one_host : bool
+        Whether no host sends ids to another, so that none counts their bytes.
 
     Attributes
     ----------
@@ -51,6 +53,7 @@ class Inputs:
         feature_config: Any,
         features: Sequence[tuple[str, FeatureConfig]],
         tables: list[PlannedTable],
+        one_host: bool,
     ) -> None:
         # Containers of our own: the caller may change his.
         self._structure = unflatten(feature_config, [config for _, config in features])
@@ -68,6 +71,7 @@ class Inputs:
         )
         self._special = any(feature.divided is None for feature in self.features)
         self.batch_size: int | None = None
+        self._one_host = one_host
 
     def leaves(self, given: Any, what: str) -> list[Any]:
         """Return what a caller gives per feature.
@@ -156,7 +160,7 @@ class Inputs:
         weight_leaves = self.optional_leaves(weights, "weights")
         prepared = []
         for feature, leaf, weight_leaf in zip(self.features, leaves, weight_leaves, strict=True):
-            ready = prepare_feature(feature, leaf, weight_leaf, keep)
+            ready = prepare_feature(feature, leaf, weight_leaf, keep, self._one_host)
             if self.batch_size is not None:
                 self._check_batch_size(ready, feature.path)
             prepared.append(ready)

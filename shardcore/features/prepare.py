@@ -27,7 +27,7 @@ from shardcore.ids.ragged import Ragged
 from shardcore.ids.row_splits import lengths_from_row_splits, row_ids_from_row_splits
 from shardcore.store.few_bags import DIVIDED
 from shardcore.store.segment_reduce import divisors, weight_gradients
-from shardcore.store.taken_ids import take_ids_on_threads
+from shardcore.store.taken_ids import take_ids_on_threads, take_narrow_ids
 from shardcore.validation.integers import outside
 
 __all__ = ["FeatureInput", "PlainBags", "PlannedFeature", "PreparedFeature"]
@@ -182,7 +182,7 @@ class PreparedFeature:
 
 
 def prepare_feature(
-    feature: FeatureInput, leaf: Any, weights_leaf: Any, keep: bool = False
+    feature: FeatureInput, leaf: Any, weights_leaf: Any, keep: bool = False, narrow: bool = False
 ) -> PreparedFeature:
     """Check one feature's input and turn it into bags.
 
@@ -193,6 +193,9 @@ def prepare_feature(
     keep : bool
         Whether the bags outlive the call: then weights share no memory with what the caller gave
         either, who may use his arrays again before the gradients come.
+    narrow : bool
+        Whether arrays of int64 may be copied in 32 bits, if all rows fit. Not where hosts send
+        each other ids: what they send is counted as it was given.
 
     Returns
     -------
@@ -214,7 +217,7 @@ def prepare_feature(
     """
     config, path, weights_path = feature.config, feature.path, feature.weights_path
     if weights_leaf is None and not config.max_sequence_length and config.hash is None:
-        plain = _plain_feature(feature, leaf)
+        plain = _plain_feature(feature, leaf, narrow)
         if plain is not None:
             return plain
     value = _value_of(config)
@@ -265,7 +268,7 @@ def _value_of(config: FeatureConfig) -> np.dtype[Any]:
     return working_dtype(np.dtype(config.table.dtype))
 
 
-def _plain_feature(feature: FeatureInput, leaf: Any) -> PreparedFeature | None:
+def _plain_feature(feature: FeatureInput, leaf: Any, narrow: bool) -> PreparedFeature | None:
     """Return what the commonest input comes to: unweighted arrays as they should be, ids all valid.
 
     It is what `prepare_feature` would make of it, by a shorter way: with a thousand tables the ways
@@ -307,7 +310,7 @@ def _plain_feature(feature: FeatureInput, leaf: Any) -> PreparedFeature | None:
     if taken is not None:
         ids = taken[0]
     else:
-        ids, bad = take_ids_on_threads(given, rows)
+        ids, bad = (take_narrow_ids if narrow else take_ids_on_threads)(given, rows)
         if bad >= 0:
             return None
     shape = activation_shape(feature, batch_shape)

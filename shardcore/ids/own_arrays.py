@@ -29,6 +29,7 @@ _ID_TYPES: Final = (_INT64, np.dtype(np.int32))
 
 # Bodies are chosen once: to choose one takes as long as to run it on a few ids.
 _fused: Any = _partition.take_ids
+_take_in_32_bits: Final = _partition.take_ids_in_32_bits
 _take: Final = {np.dtype(np.int32): _fused["int32_t"], np.dtype(np.int64): _fused["int64_t"]}
 
 
@@ -76,8 +77,12 @@ def take_ids(given: Ints, num_rows: int) -> tuple[Ints, int]:
 
 
 def take_into(given: Ints, num_rows: int, own: Ints) -> int:
-    """Copy ids to `own`, of their dtype and shape (n,), and return the first bad place or -1."""
-    bad: int = _take[own.dtype](given, num_rows, own)
+    """Copy ids to `own`, of shape (n,), and return the first bad place or -1.
+
+    `own` is of their dtype, or of int32 where `num_rows` is at most 2**31.
+    """
+    take: Any = _take[own.dtype] if own.dtype == given.dtype else _take_in_32_bits
+    bad: int = take(given, num_rows, own)
     return bad
 
 

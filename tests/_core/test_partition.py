@@ -15,7 +15,7 @@ from shardcore._core import partition as kernel
 from shardcore.errors import ShardcoreIndexError, ShardcoreTypeError, ShardcoreValueError
 from shardcore.ids.own_arrays import take_ids
 from shardcore.sharding.layout import Layout
-from shardcore.store.taken_ids import take_ids_on_threads
+from shardcore.store.taken_ids import take_ids_on_threads, take_narrow_ids
 from shardcore.store.threads import get_num_threads, set_num_threads
 
 LARGEST = 2**63 - 1
@@ -364,6 +364,8 @@ SIZES = [0, 1, 2, 511, 512, 513, 1024, 1500]  # ids are taken in blocks of 512
 @example(n=512, rows=5, dtype=np.int64, wrong=[(511, "rows")], seed=0, form="square")
 @example(n=1, rows=2**31 + 1, dtype=np.int64, wrong=[(0, "rows")], seed=0, form="read-only")
 @example(n=1, rows=2**31 + 1, dtype=np.int32, wrong=[(0, "max")], seed=0, form="flat")
+@example(n=1, rows=2**31, dtype=np.int64, wrong=[], seed=0, form="flat")
+@example(n=1, rows=2**31 + 1, dtype=np.int64, wrong=[], seed=0, form="flat")
 def test_ids_are_taken_as_the_twin_takes_them(
     n: int, rows: int, dtype: Any, wrong: list[tuple[int, str]], seed: int, form: str
 ) -> None:
@@ -387,6 +389,12 @@ def test_ids_are_taken_as_the_twin_takes_them(
     assert not np.shares_memory(own, ids)
     taken = own.size if bad < 0 else bad + 1
     np.testing.assert_array_equal(own.reshape(-1)[:taken], expected.reshape(-1)[:taken])
+    narrow, bad = take_narrow_ids(ids.reshape(-1), rows)
+    assert bad == first
+    if bad < 0:
+        assert narrow.dtype == (np.int32 if rows <= 2**31 else dtype)
+        np.testing.assert_array_equal(narrow, expected.reshape(-1))
+        assert not np.shares_memory(narrow, ids)
     np.testing.assert_array_equal(ids, before)
 
 
@@ -417,11 +425,16 @@ def test_large_batches_are_taken_on_threads(number: int, dtype: Any) -> None:
         assert bad == -1
         np.testing.assert_array_equal(own, ids, strict=True)
         assert not np.shares_memory(own, ids)
+        narrow, bad = take_narrow_ids(ids, 1000)
+        assert bad == -1
+        np.testing.assert_array_equal(narrow, ids.astype(np.int32), strict=True)
+        assert not np.shares_memory(narrow, ids)
         for places in ([ids.size - 1], [0], *rng.integers(0, ids.size, (20, 3)).tolist()):
             wrong = ids.copy()
             wrong[places] = [1000, -1, 5000][: len(places)]
             own, bad = take_ids_on_threads(wrong, 1000)
             assert bad == min(places)
             assert own[bad] == wrong[bad]
+            assert take_narrow_ids(wrong, 1000)[1] == bad
     finally:
         set_num_threads(before)

@@ -171,6 +171,29 @@ def test_plain_arrays_are_prepared_as_any_other_form(shape, ids_dtype, dtype, co
         assert not np.shares_memory(found.bags.row_splits, splits)
 
 
+@pytest.mark.parametrize("hosts", [1, 2])
+@pytest.mark.parametrize("as_bags", [False, True])
+def test_ids_are_narrow_where_no_host_sends_them(hosts, as_bags, monkeypatch):
+    ids, seen, found = np.random.default_rng(5).integers(0, 50, 70_000), [], []
+    for dtype in (np.int64, np.int32):
+        backend = sc.get_backend("sim", hosts=hosts)
+        look_up = backend.lookup
+        monkeypatch.setattr(backend, "lookup", lambda b, f=look_up: seen.append(b[0]) or f(b))
+        given = ids.astype(dtype)
+        leaf = (given, np.arange(0, ids.size + 1, 7)) if as_bags else given.reshape(-1, 7)
+        config = FeatureConfig(TableConfig(50, 2, initializer=sc.initializers.RowId()))
+        engine = sc.ShardedEmbedding(config, sc.optimizers.SGD(0.5), backend)
+        engine.enqueue(leaf)
+        found.append(engine.dequeue())
+        engine.apply_gradients(np.ones_like(found[-1]))
+        (variable,) = engine.tables.values()
+        found.append(variable.numpy())
+    first = np.int32 if hosts == 1 else np.int64
+    assert [batch.features[0].ids.dtype for batch in seen] == [first, np.int32]
+    np.testing.assert_array_equal(found[0], found[2], strict=True)
+    np.testing.assert_array_equal(found[1], found[3], strict=True)
+
+
 @pytest.mark.parametrize(
     ("leaf", "message"),
     [
