@@ -427,6 +427,13 @@ def first_outside(const index_t[::1] ids__n, int64_t rows):
     return bad
 
 
+cdef int check_room(Py_ssize_t given, Py_ssize_t own) except -1:
+    """Raise if ids have become more or fewer: another thread can change an array's shape or dtype."""
+    if given != own:
+        raise ValueError(f"ids must be as many as their copies, {own}, got {given}")
+    return 0
+
+
 def take_ids(const index_t[::1] ids__n, int64_t rows, index_t[::1] own__n):
     """Copy the ids to `own__n` (n,) and check the copies. O(n).
 
@@ -434,6 +441,7 @@ def take_ids(const index_t[::1] ids__n, int64_t rows, index_t[::1] own__n):
     afterwards does not matter; beyond the block of that position nothing is copied.
     """
     cdef Py_ssize_t bad = -1, n = own__n.shape[0]
+    check_room(ids__n.shape[0], n)
     if n:
         with nogil:
             bad = take(&ids__n[0], n, rows, &own__n[0])
@@ -446,6 +454,7 @@ def take_ids_in_32_bits(const int64_t[::1] ids__n, int64_t rows, int32_t[::1] ow
     `rows` is at most 2**31. In the block of the position that is returned nothing is copied.
     """
     cdef Py_ssize_t bad = -1, n = own__n.shape[0]
+    check_room(ids__n.shape[0], n)
     if n:
         with nogil:
             bad = take_in_32_bits(&ids__n[0], n, rows, &own__n[0])

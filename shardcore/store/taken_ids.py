@@ -78,7 +78,7 @@ def take_narrow_ids(given: Ints, num_rows: int) -> tuple[Ints, int]:
 def _take_into(given: Ints, num_rows: int, own: Ints) -> int:
     """Return what `take_into` returns, by several threads where there are ids for them."""
     count = given.size
-    pieces = min(count // _PIECE, threads.get_num_threads()) if count >= 2 * _PIECE else 1
+    pieces = min(count // _PIECE, threads.get_num_threads())
     if pieces < 2:
         return own_arrays.take_into(given, num_rows, own)
     limits = [count * piece // pieces for piece in range(pieces + 1)]

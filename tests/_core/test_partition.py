@@ -398,6 +398,17 @@ def test_ids_are_taken_as_the_twin_takes_them(
     np.testing.assert_array_equal(ids, before)
 
 
+@pytest.mark.parametrize("given", [2, 4])
+def test_ids_that_became_more_or_fewer_are_not_taken(given: int) -> None:
+    """As when another thread gives the array another dtype after its copies were made."""
+    message = f"^ids must be as many as their copies, 3, got {given}$"
+    ids = np.zeros(given, np.int64)
+    with pytest.raises(ValueError, match=message):
+        kernel.take_ids(ids, 1, np.zeros(3, np.int64))
+    with pytest.raises(ValueError, match=message):
+        kernel.take_ids_in_32_bits(ids, 1, np.zeros(3, np.int32))
+
+
 @pytest.mark.parametrize("n", [5, 513, 100_000])
 @pytest.mark.parametrize("rows", [7, 2**31 + 5])
 @pytest.mark.parametrize(
