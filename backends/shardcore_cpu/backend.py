@@ -11,21 +11,20 @@ from numpy.typing import NDArray
 from shardcore.backend import (
     Backend,
     FeatureBags,
+    RowSorts,
     TableBatch,
     TableSpec,
     TableUpdate,
     gradient_rows_of_tables,
     sorted_rows,
-    sorted_rows_of_tables,
 )
-from shardcore.dtypes import working_dtype
 from shardcore.store import (
     Mutex,
     Occurrences,
     RowUpdate,
     StoreTable,
+    TableLookups,
     every_row,
-    lookup_in_tables,
     stage_tables,
     uninterrupted,
 )
@@ -83,37 +82,30 @@ class CpuBackend(Backend):
 
     def lookup(self, batches: Sequence[TableBatch]) -> list[list[NDArray[Any]]]:
         """Combine the rows of every bag; a training batch's rows are sorted on the way."""
-        activations = self._activations(batches)
-        together = []
+        # All is added in one go: objects that one pass reads are far away when the next one comes.
+        lookups, sorts = TableLookups(), RowSorts()
+        activations, to_sort = [], []
         for batch in batches:
-            if not batch.training:
+            spec, table = self.specs[batch.table], self._tables[batch.table]
+            features, optimizer = batch.features, spec.optimizer
+            if spec.seen_as_stored:
+                found = []
+                for bags in features:
+                    arrays = bags.ids, bags.row_splits, bags.weights, bags.divisors
+                    found.append(lookups.add(table, *arrays))
+                activations.append(found)
+            else:  # copies of the rows are changed before they are added
+                activations += super().lookup([batch])
+            if not batch.training or optimizer is None:
                 continue
-            optimizer = self.specs[batch.table].optimizer
-            if optimizer is not None:
-                if optimizer.lazy:
-                    together.append(batch)
-                else:  # to which rows without an occurrence are added
-                    batch.route = self._sorted(batch.table, batch.features)
-        if together:
-            for batch, occurrences in zip(together, self._sorted_all(together), strict=True):
-                batch.route = occurrences
-        return activations
-
-    def _activations(self, batches: Sequence[TableBatch]) -> list[list[NDArray[Any]]]:
-        activations, requests, places = [], [], []
-        for batch in batches:
-            if not self.specs[batch.table].seen_as_stored:
-                # Copies of the rows are changed before they are added.
-                activations.append(super().lookup([batch])[0])
-                continue
-            own: list[NDArray[Any]] = []
-            activations.append(own)
-            table = self._tables[batch.table]
-            for bags in batch.features:
-                requests.append((table, bags.ids, bags.row_splits, bags.weights, bags.divisors))
-                places.append(own)
-        for own, found in zip(places, lookup_in_tables(requests), strict=True):
-            own.append(found)
+            if optimizer.lazy:
+                sorts.add(features, spec.num_rows, table.working)
+                to_sort.append(batch)
+            else:  # to which rows without an occurrence are added
+                batch.route = sorted_rows(features, spec.num_rows, table.working)
+        lookups.make()
+        for batch, occurrences in zip(to_sort, sorts.make(), strict=True):
+            batch.route = occurrences
         return activations
 
     def lookup_into(self, table: str, bags: FeatureBags, out: NDArray[Any]) -> None:
@@ -161,7 +153,8 @@ class CpuBackend(Backend):
             features = [
                 bags for bags, used in zip(batch.features, update.active, strict=True) if used
             ]
-            routes.append(self._sorted(batch.table, features))
+            table = self._tables[batch.table]
+            routes.append(sorted_rows(features, len(table.rows), table.working))
             active.append((features, gradients))
         scaled = gradient_rows_of_tables(active)
         tables, staged, unique = [], [], 0
@@ -202,14 +195,3 @@ class CpuBackend(Backend):
         """
         pure = [table.pure_updates for table in self._tables.values()]
         return {**super().counters(), "pure_updates": self._pure_updates + sum(pure)}
-
-    def _sorted(self, table: str, features: Sequence[FeatureBags]) -> Occurrences:
-        spec = self.specs[table]
-        return sorted_rows(features, spec.num_rows, working_dtype(spec.dtype))
-
-    def _sorted_all(self, batches: Sequence[TableBatch]) -> list[Occurrences]:
-        tables = []
-        for batch in batches:
-            spec = self.specs[batch.table]
-            tables.append((batch.features, spec.num_rows, working_dtype(spec.dtype)))
-        return sorted_rows_of_tables(tables)

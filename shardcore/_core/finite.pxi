@@ -36,11 +36,12 @@ cdef class FiniteTests(Shares):
         PyBuffer_Release(&view)
         if not right:
             raise TypeError("a test must have an array of float32 or float64")
+        self.held.append(values)
         while left > 0:
             numbers.values, numbers.count = start, min(left // size, MOST_NUMBERS)
             self.numbers = <Numbers*>with_room(self.numbers, self.count, sizeof(Numbers))
             self.numbers[self.count] = numbers
-            self.append(no_values, 1, numbers.count, True, values)
+            self.append(no_values, 1, numbers.count, True)
             start += numbers.count * size
             left -= numbers.count * size
 

@@ -53,8 +53,8 @@ cdef class Lookups(Shares):
         lookup.stored, lookup.divided = stored.memory, divided
         self.lookups = <Lookup*>with_room(self.lookups, self.count, sizeof(Lookup))
         self.lookups[self.count] = lookup
-        self.append(lookup.row_splits, bags, dim, False,
-                    (stored, ids__n, row_splits, weights__n, divisors__b, out__bd))
+        self.held += stored, ids__n, row_splits, weights__n, divisors__b, out__bd
+        self.append(lookup.row_splits, bags, dim, False)
 
     def make(self, int asking, Py_ssize_t most=ALL):
         """Make shares that no thread has begun, at most so many; return whether they are right.

@@ -33,6 +33,7 @@ def sort_buckets(
 
 class Sorts:
     ids: int
+    tables: int
     counters: int
     def add(
         self,
@@ -49,4 +50,9 @@ class Sorts:
         sources__n: NDArray[np.int32],
         most: int = ...,
     ) -> None: ...
-    def found(self) -> list[int]: ...
+    def parts_of(
+        self,
+        unique__n: NDArray[np.int64],
+        run_splits: NDArray[np.int64],
+        sources__n: NDArray[np.int32],
+    ) -> list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]]: ...

@@ -92,7 +92,7 @@ cdef class Sorts(Shares):
 
     Attributes
     ----------
-    ids : int
+    ids, tables : int
         How many there are in all.
     counters : int
         How many `make` needs.
@@ -101,6 +101,10 @@ cdef class Sorts(Shares):
     cdef FewRows* sorts
     cdef readonly Py_ssize_t ids
     cdef readonly Py_ssize_t counters
+
+    @property
+    def tables(self):
+        return self.count
 
     def __dealloc__(self):
         PyMem_Free(self.sorts)
@@ -116,7 +120,8 @@ cdef class Sorts(Shares):
             raise ValueError("row_splits of ids to sort must begin at 0 and end at their number")
         self.sorts = <FewRows*>with_room(self.sorts, self.count, sizeof(FewRows))
         self.sorts[self.count] = one
-        self.append(one.row_splits, one.bags, 1, True, (ids__n, row_splits))
+        self.held += ids__n, row_splits
+        self.append(one.row_splits, one.bags, 1, True)
         self.ids += one.count
         self.counters = max(self.counters, (<Py_ssize_t>1 << shift) + max((1 << shift) // 32, 2))
 
@@ -140,9 +145,20 @@ cdef class Sorts(Shares):
                     sort_one(&self.sorts[at], at, &counters[0], unique, &run_splits[0], sources)
                 most -= 1
 
-    def found(self):
-        """Return how many distinct rows each table's ids name, once all shares are made."""
-        return [self.sorts[at].found for at in range(self.count)]
+    def parts_of(self, unique__n, run_splits, sources__n):
+        """Return what was written of each table, once all shares are made: slices of the three."""
+        cdef Py_ssize_t at, split
+        cdef FewRows* one
+        cdef list found = []
+        for at in range(self.count):
+            one = &self.sorts[at]
+            split = one.first + at
+            found.append((
+                unique__n[one.first:one.first + one.found],
+                run_splits[split:split + one.found + 1],
+                sources__n[one.first:one.first + one.count],
+            ))
+        return found
 
 
 cdef void sort_one(FewRows* one, Py_ssize_t number, uint32_t* counters, int64_t* unique,

@@ -14,25 +14,21 @@ branch for the way inside.
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
-from libc.string cimport memcpy, memset
+from libc.string cimport memset
 
 from types cimport index_t
 
+include "taken_ids.pxi"
+
 cdef extern from "scalars.h" nogil:
     void prefetch_write "SC_PREFETCH_WRITE"(const void* address)
-    void forget_sources "SC_FORGET_SOURCES"()
 
 cdef enum:
-    BLOCK = 512         # ids that are checked at once, without a branch, before they are used
     NEAR = 8            # shards in one cell of the table that are walked; beyond, they are bisected
     FEW = 512           # shards that are counted in LANES histograms
     LANES = 4           # ids that follow each other often share a shard: each waits for no other
     BYTES_AHEAD = 256   # between asking for a place among a shard's local rows and writing it
     SMALL = 0x7fffffff  # ids up to this one, and divisors up to the next, fit a Divisor
-
-ctypedef fused own_t:   # what ids are copied to
-    int32_t
-    int64_t
 
 cdef struct Spot:
     int64_t shard
@@ -157,83 +153,6 @@ cdef inline Spot spot_of(Way way, int64_t row, Rule rule) noexcept nogil:
     return spot
 
 
-# --- the check ---------------------------------------------------------------------------------
-
-
-cdef inline Py_ssize_t length_of(Py_ssize_t block, Py_ssize_t n) noexcept nogil:
-    return BLOCK if n - block * BLOCK > BLOCK else n - block * BLOCK
-
-
-cdef inline bint any_outside(const index_t* ids__m, Py_ssize_t m, int64_t rows) noexcept nogil:
-    """Return whether an id is outside [0, rows): the sign bit of id or of rows - 1 - id is set."""
-    cdef uint64_t wide = 0, last = <uint64_t>(rows - 1)
-    cdef uint32_t narrow = 0, narrow_last
-    cdef Py_ssize_t i
-    if index_t is int32_t:
-        narrow_last = <uint32_t>(rows - 1 if rows - 1 < SMALL else SMALL)
-        for i in range(m):
-            narrow |= <uint32_t>ids__m[i] | (narrow_last - <uint32_t>ids__m[i])
-        return narrow >> 31
-    else:
-        for i in range(m):
-            wide |= <uint64_t>ids__m[i] | (last - <uint64_t>ids__m[i])
-        return wide >> 63
-
-
-cdef inline Py_ssize_t outside(const index_t* ids__m, Py_ssize_t m, int64_t rows) noexcept nogil:
-    """Return the first position of an id outside [0, rows), or -1."""
-    cdef Py_ssize_t i
-    if any_outside(ids__m, m, rows):
-        for i in range(m):
-            if ids__m[i] < 0 or ids__m[i] >= rows:
-                return i
-    return -1
-
-
-# --- ids of the caller's, taken ----------------------------------------------------------------
-
-# Another thread may write into memory that is the caller's, between a check and its use. So nothing
-# below looks at it twice: a block of ids is copied first, and only the copy is checked and used.
-
-cdef inline void copy_block(const index_t* ids__m, Py_ssize_t m, own_t* own__m) noexcept nogil:
-    cdef Py_ssize_t i
-    if index_t is own_t:
-        memcpy(own__m, ids__m, m * sizeof(own_t))
-    else:
-        for i in range(m):
-            own__m[i] = <own_t>ids__m[i]
-    forget_sources()
-
-
-cdef Py_ssize_t take(const index_t* ids__n, Py_ssize_t n, int64_t rows,
-                     index_t* own__n) noexcept nogil:
-    """Copy the ids, a block at a time, up to the block of the first one outside [0, rows)."""
-    cdef Py_ssize_t block, first, m, bad
-    for block in range((n + BLOCK - 1) // BLOCK):
-        first, m = block * BLOCK, length_of(block, n)
-        copy_block(ids__n + first, m, own__n + first)
-        bad = outside(own__n + first, m, rows)
-        if bad >= 0:
-            return first + bad
-    return -1
-
-
-cdef Py_ssize_t take_in_32_bits(const int64_t* ids__n, Py_ssize_t n, int64_t rows,
-                                int32_t* own__n) noexcept nogil:
-    """Copy the ids, a block at a time, up to the block of the first one outside [0, rows)."""
-    cdef Py_ssize_t block, first, m, bad, i
-    cdef int64_t own__m[BLOCK]      # what does not fit 32 bits is found before it is cut
-    for block in range((n + BLOCK - 1) // BLOCK):
-        first, m = block * BLOCK, length_of(block, n)
-        copy_block(ids__n + first, m, &own__m[0])
-        bad = outside(&own__m[0], m, rows)
-        if bad >= 0:
-            return first + bad
-        for i in range(m):
-            own__n[first + i] = <int32_t>own__m[i]
-    return -1
-
-
 # --- all ids -----------------------------------------------------------------------------------
 
 
@@ -269,27 +188,6 @@ cdef Py_ssize_t locate_all(const index_t* ids__n, Py_ssize_t n, Rule rule,
     return locate_by(MOD_DIVIDE, ids__n, n, rule, shard__n, local__n)
 
 
-cdef inline Py_ssize_t keep_block(const index_t* ids__m, Py_ssize_t m, int64_t rows,
-                                  own_t* own__m, int64_t* bad_id) noexcept nogil:
-    """Copy a block of ids; return the first position outside [0, rows), whose id is told, or -1."""
-    cdef index_t copied[BLOCK]
-    cdef Py_ssize_t i, bad
-    if index_t is own_t:
-        copy_block(ids__m, m, own__m)
-        bad = outside(own__m, m, rows)
-        if bad >= 0:
-            bad_id[0] = own__m[bad]
-    else:
-        copy_block(ids__m, m, copied)
-        bad = outside(copied, m, rows)
-        if bad >= 0:
-            bad_id[0] = copied[bad]
-        else:
-            for i in range(m):
-                own__m[i] = <own_t>copied[i]
-    return bad
-
-
 cdef inline void count_by(Way way, const own_t* ids__m, Py_ssize_t m, Rule rule,
                           int64_t* counts, Py_ssize_t lane) noexcept nogil:
     """Count into LANES histograms that lie `lane` apart; 0 makes them one."""
@@ -321,7 +219,7 @@ cdef inline Py_ssize_t group_by(Way way, const index_t* ids__n, Py_ssize_t n, Ru
         memset(counts, 0, LANES * shards * sizeof(int64_t))
     for block in range((n + BLOCK - 1) // BLOCK):
         first, m = block * BLOCK, length_of(block, n)
-        bad = keep_block(ids__n + first, m, rule.rows, own__n + first, &bad_id)
+        bad = take_block(ids__n + first, m, rule.rows, own__n + first, &bad_id)
         if bad >= 0:
             inverse__n[first + bad] = bad_id
             return first + bad
@@ -445,19 +343,6 @@ def take_ids(const index_t[::1] ids__n, int64_t rows, index_t[::1] own__n):
     if n:
         with nogil:
             bad = take(&ids__n[0], n, rows, &own__n[0])
-    return bad
-
-
-def take_ids_in_32_bits(const int64_t[::1] ids__n, int64_t rows, int32_t[::1] own__n):
-    """Copy the ids to `own__n` (n,) and check the copies, as `take_ids` does. O(n).
-
-    `rows` is at most 2**31. In the block of the position that is returned nothing is copied.
-    """
-    cdef Py_ssize_t bad = -1, n = own__n.shape[0]
-    check_room(ids__n.shape[0], n)
-    if n:
-        with nogil:
-            bad = take_in_32_bits(&ids__n[0], n, rows, &own__n[0])
     return bad
 
 

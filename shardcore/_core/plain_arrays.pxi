@@ -57,7 +57,8 @@ cdef inline void copy_numbers(const index_t* given__n, Py_ssize_t n,
     forget_sources()
 
 
-cdef inline bint are_splits(const int64_t* splits, Py_ssize_t bags, Py_ssize_t n) noexcept:
+cdef inline bint are_splits(const int64_t* splits, Py_ssize_t bags,
+                            Py_ssize_t n) noexcept nogil:
     """Return whether row splits go from 0 to n without a step down."""
     cdef Py_ssize_t b
     cdef bint wrong = splits[0] != 0 or splits[bags] != n

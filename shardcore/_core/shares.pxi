@@ -41,11 +41,11 @@ cdef class Shares:
         PyMem_Free(self.parts)
         PyMem_Free(self.borders)
 
-    cdef int append(self, const int64_t* splits, Py_ssize_t segments, Py_ssize_t cost, bint whole,
-                    object held) except -1:
+    cdef int append(self, const int64_t* splits, Py_ssize_t segments, Py_ssize_t cost,
+                    bint whole) except -1:
+        """Add a part, whose arrays are added to `held`."""
         self.parts = <Part*>with_room(self.parts, self.count, sizeof(Part))
         self.parts[self.count] = Part(splits, segments, cost, whole)
-        self.held.append(held)
         self.count += 1
         return 0
 

@@ -1,11 +1,15 @@
 from typing import Any
 
+from numpy import int32, int64
 from numpy.typing import NDArray
 
-def take_bags(
-    values: NDArray[Any],
-    row_splits: NDArray[Any],
-    rows: int,
-    own__n: NDArray[Any],
-    own_splits: NDArray[Any],
-) -> bool: ...
+class TakenBags:
+    short: int
+    long: int
+    def add(self, ids: Any, row_splits: Any, rows: int, narrow: bool) -> bool: ...
+    def cut(self, most: int, least: int) -> int: ...
+    def make(self, short__n: NDArray[int32], long__n: NDArray[int64], most: int = ...) -> None: ...
+    def parts_of(
+        self, short__n: NDArray[int32], long__n: NDArray[int64]
+    ) -> list[tuple[NDArray[int32] | NDArray[int64], NDArray[int64] | None]]: ...
+    def wrong(self) -> dict[int, int]: ...

@@ -1,64 +1,183 @@
-"""Ids in bags, taken: copied and checked by one call. See `take` in ``partition.pyx``.
+"""Ids in bags, taken: those of all features of a batch, copied and checked by threads that share them.
 
-Another thread may write into memory that is the caller's, between a check and its use. So nothing
-looks at it twice: it is copied first, and only the copy is checked and used.
+The copies are what is used: see ``taken_ids.pxi``. Ids, and row splits, are remembered by where they
+lie, so that an array which another thread gives another shape or dtype meanwhile is still read as
+it was added. What is no plain array is refused when it is added, and left to others to say.
 """
 
-from libc.stdint cimport uint64_t
+from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
 
 include "plain_arrays.pxi"
+include "shares.pxi"
+include "taken_ids.pxi"
+
+cdef enum:
+    MOST_TAKEN = 1 << 16    # numbers of a part: one share copies all of it
+
+cdef int64_t no_values[2]   # the splits of a part of one segment, whose work is its cost
+
+cdef struct Numbers:        # ids or row splits, or a piece of them, in plain memory
+    const void* given
+    Py_ssize_t count
+    bint long_given         # whether they are of int64
+    bint long_own           # and their copies
+    Py_ssize_t place        # of the first copy, among all of its type
+    int64_t rows            # that ids name; of row splits, how many ids they end at
+    bint splits
+    Py_ssize_t bags         # of all that were added, and of whose numbers the piece begins
+    Py_ssize_t first
+    Py_ssize_t wrong        # where in the piece a number is wrong, or -1
 
 
-def take_bags(values, row_splits, int64_t rows, own__n, own_splits):
-    """Copy ids to `own__n` and their row splits to `own_splits`; return whether they are right.
+cdef struct Copies:         # of one feature's bags, among all of their types
+    bint long_ids
+    Py_ssize_t first
+    Py_ssize_t last
+    bint with_splits
+    Py_ssize_t first_split
+    Py_ssize_t last_split
 
-    `values` (n,) are of int32 or int64, and so is `own__n`; `row_splits` (b + 1,) and `own_splits`
-    of int64. False: they are anything else, an id is outside [0, rows), or the row splits do not go
-    from 0 to n without a step down; the copies then hold nothing of use. O(n + b).
+
+cdef class TakenBags(Shares):
+    """Copies of bags: added one by one, cut into shares, made and checked by any number of threads.
+
+    They lie one behind the other, row splits before their ids.
+
+    Attributes
+    ----------
+    short, long : int
+        How many copies there are of int32, and of int64.
     """
-    cdef Py_buffer given[2]
-    cdef Py_buffer own[2]
-    cdef bint right = False
-    if not exported(values, False, &given[0]):
+
+    cdef Numbers* numbers
+    cdef Copies* copies
+    cdef Py_ssize_t added
+    cdef readonly Py_ssize_t short
+    cdef readonly Py_ssize_t long
+
+    def __dealloc__(self):
+        PyMem_Free(self.numbers)
+        PyMem_Free(self.copies)
+
+    def add(self, ids, row_splits, int64_t rows, bint narrow):
+        """Add ids and their row splits; return whether they are plain arrays, (n,) and (b + 1,).
+
+        Ids are of int32, or of int64; these are copied in 32 bits if `narrow`, which needs at most
+        2**31 rows. Row splits are of int64, or None. False: they are anything else, and nothing was
+        added.
+        """
+        cdef Numbers of_ids, of_splits
+        cdef Copies copies
+        if not found(ids, &of_ids) or narrow and rows > <int64_t>1 << 31:
+            return False
+        of_ids.long_own = of_ids.long_given and not narrow
+        of_ids.rows, of_ids.splits = rows, False
+        if row_splits is not None:
+            if not found(row_splits, &of_splits) or not of_splits.long_given or not of_splits.count:
+                return False
+            of_splits.long_own, of_splits.rows, of_splits.splits = True, of_ids.count, True
+            copies.first_split, copies.last_split = self.long, self.long + of_splits.count
+            self.add_piece(&of_splits, of_splits.count)
+        copies.with_splits, copies.long_ids = row_splits is not None, of_ids.long_own
+        copies.first = self.long if of_ids.long_own else self.short
+        copies.last = copies.first + of_ids.count
+        self.copies = <Copies*>with_room(self.copies, self.added, sizeof(Copies))
+        self.copies[self.added] = copies
+        while of_ids.count > 0:
+            self.add_piece(&of_ids, min(of_ids.count, MOST_TAKEN))
+        self.held += ids, row_splits
+        self.added += 1
+        return True
+
+    cdef int add_piece(self, Numbers* rest, Py_ssize_t count) except -1:
+        """Add the first numbers of an array's rest, which becomes so much shorter."""
+        self.numbers = <Numbers*>with_room(self.numbers, self.count, sizeof(Numbers))
+        rest.bags = self.added
+        rest.place = self.long if rest.long_own else self.short
+        self.numbers[self.count] = rest[0]
+        self.numbers[self.count].count = count
+        self.numbers[self.count].wrong = 0      # until it was looked at
+        self.append(no_values, 1, count, True)
+        if rest.long_own:
+            self.long += count
+        else:
+            self.short += count
+        rest.given = <const char*>rest.given + count * (8 if rest.long_given else 4)
+        rest.first += count
+        rest.count -= count
+        return 0
+
+    def make(self, int32_t[::1] short__n, int64_t[::1] long__n, Py_ssize_t most=ALL):
+        """Make shares that no thread has begun, at most so many. O(n + b)."""
+        cdef Py_ssize_t share, at
+        if short__n.shape[0] < self.short or long__n.shape[0] < self.long:
+            raise ValueError(f"copies need room for {self.short} and {self.long}, got "
+                             f"{short__n.shape[0]} and {long__n.shape[0]}")
+        if self.count == 0:
+            return
+        cdef int32_t* short = &short__n[0] if self.short else NULL
+        cdef int64_t* long = &long__n[0] if self.long else NULL
+        with nogil:
+            while most > 0:
+                share = self.next_share()
+                if share == self.shares:
+                    break
+                for at in range(self.borders[share].part, self.part_after(share)):
+                    self.numbers[at].wrong = taken(&self.numbers[at], short, long)
+                most -= 1
+
+    def parts_of(self, short__n, long__n):
+        """Return the copies of each of the bags that were added: ids, and row splits or None."""
+        cdef Py_ssize_t at
+        cdef Copies* one
+        cdef list found = []
+        for at in range(self.added):
+            one = &self.copies[at]
+            ids = (long__n if one.long_ids else short__n)[one.first:one.last]
+            row_splits = long__n[one.first_split:one.last_split] if one.with_splits else None
+            found.append((ids, row_splits))
+        return found
+
+    def wrong(self):
+        """Return which bags are wrong, by the number of their `add`, once all are made.
+
+        With where the first id is outside of the rows; -1: it is the row splits, which do not go
+        from 0 to n without a step down.
+        """
+        cdef Py_ssize_t at
+        cdef Numbers* one
+        cdef dict found = {}
+        for at in range(self.count):
+            one = &self.numbers[at]
+            if one.wrong >= 0:
+                found.setdefault(one.bags, -1 if one.splits else one.first + one.wrong)
+        return found
+
+
+cdef bint found(object given, Numbers* numbers) noexcept:
+    """Find where numbers lie; return whether it is a plain array of int32 or int64."""
+    cdef Py_buffer view
+    cdef bint right
+    if not exported(given, False, &view):
         return False
-    if exported(row_splits, False, &given[1]):
-        if exported(own__n, True, &own[0]):
-            if exported(own_splits, True, &own[1]):
-                right = taken(given, rows, own)
-                PyBuffer_Release(&own[1])
-            PyBuffer_Release(&own[0])
-        PyBuffer_Release(&given[1])
-    PyBuffer_Release(&given[0])
+    numbers.given, numbers.first = view.buf, 0
+    numbers.count = view.shape[0] if view.ndim == 1 else 0
+    numbers.long_given = holds(&view, INTEGERS, 8)
+    right = view.ndim == 1 and (numbers.long_given or holds(&view, INTEGERS, 4))
+    PyBuffer_Release(&view)
     return right
 
 
-cdef bint taken(const Py_buffer* given, int64_t rows, const Py_buffer* own) noexcept:
-    cdef Py_ssize_t n, splits, array
-    for array in range(2):
-        if given[array].ndim != 1 or own[array].ndim != 1:
-            return False
-        if given[array].shape[0] != own[array].shape[0]:
-            return False
-    n, splits = given[0].shape[0], given[1].shape[0]
-    if not splits or not holds(&given[1], INTEGERS, 8) or not holds(&own[1], INTEGERS, 8):
-        return False
-    copy_numbers(<const int64_t*>given[1].buf, splits, <int64_t*>own[1].buf)
-    if not are_splits(<const int64_t*>own[1].buf, splits - 1, n):
-        return False
-    if holds(&given[0], INTEGERS, 8) and holds(&own[0], INTEGERS, 8):
-        return copied(<const int64_t*>given[0].buf, n, rows, <int64_t*>own[0].buf)
-    if holds(&given[0], INTEGERS, 4) and holds(&own[0], INTEGERS, 4):
-        return copied(<const int32_t*>given[0].buf, n, rows, <int32_t*>own[0].buf)
-    return False
-
-
-cdef inline bint copied(const index_t* ids__n, Py_ssize_t n, int64_t rows,
-                        index_t* own__n) noexcept:
-    """Copy ids; return whether the copies are in range."""
-    cdef Py_ssize_t i
-    cdef bint outside = False
-    memcpy(own__n, ids__n, n * sizeof(index_t))
-    forget_sources()
-    for i in range(n):
-        outside |= <uint64_t><int64_t>own__n[i] >= <uint64_t>rows
-    return not outside
+cdef Py_ssize_t taken(const Numbers* numbers, int32_t* short, int64_t* long) noexcept nogil:
+    """Copy a piece; return where a number is wrong, of row splits anywhere, or -1."""
+    cdef Py_ssize_t n = numbers.count
+    short += numbers.place
+    long += numbers.place
+    if numbers.splits:
+        copy_numbers(<const int64_t*>numbers.given, n, long)
+        return -1 if are_splits(long, n - 1, numbers.rows) else 0
+    if not numbers.long_given:
+        return take(<const int32_t*>numbers.given, n, numbers.rows, short)
+    if numbers.long_own:
+        return take(<const int64_t*>numbers.given, n, numbers.rows, long)
+    return take(<const int64_t*>numbers.given, n, numbers.rows, short)

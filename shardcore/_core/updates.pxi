@@ -88,13 +88,14 @@ cdef class Updates(Shares):
         Rows and slots of other types than the working one are converted for it and back, once per
         block: to the nearest, or, rows `stochastic`, with the upper 32 bits of (seed, row id,
         column) of `_core.random`. `sums__hd` (h, d) are the summed gradients of the runs `long__h`
-        (h,), all those of LONG_RUN occurrences and more; or both are None.
+        (h,), all those of LONG_RUN occurrences and more; or both are None. Return the elements that
+        its work is counted as.
         """
         cdef Target target
         cdef Py_ssize_t dim = stored.memory.dim, size = 4, rows, occurrences
         cdef const char* floats = b"f"
         if dim == 0:
-            return
+            return 0
         if not stored.memory.writable:
             raise ValueError("rows to update must be writable, got read-only ones")
         if stored.memory.working == FLOAT64:
@@ -111,15 +112,16 @@ cdef class Updates(Shares):
             raise ValueError("an update must have a row id and a run of each row, a gain of each "
                              "source, and a sum of each long run")
         if rows == 0:
-            return
+            return 0
         target.stored, target.rule = stored.memory, fitted(rule.rule, &stored.memory)
         target.stochastic, target.key = stochastic, mix(seed + INCREMENT)
         self.targets = <Target*>with_room(self.targets, self.count, sizeof(Target))
         self.targets[self.count] = target
-        self.append(target.run_splits, rows, dim, False,
-                    (stored, rule, unique__u, row_ids__u, run_splits, sources__n, gains__n,
-                     gradients__gd, long__h, sums__hd))
+        self.held += (stored, rule, unique__u, row_ids__u, run_splits, sources__n, gains__n,
+                      gradients__gd, long__h, sums__hd)
+        self.append(target.run_splits, rows, dim, False)
         self.scratch = max(self.scratch, scratch_of(&target))
+        return all_of(&self.parts[self.count - 1])
 
     def make(self, uint8_t[::1] scratch, Py_ssize_t most=ALL):
         """Make shares that no thread has begun, at most so many. O(n·d)."""

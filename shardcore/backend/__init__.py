@@ -19,13 +19,13 @@ from shardcore.backend.base import Backend
 from shardcore.backend.capabilities import Capabilities
 from shardcore.backend.from_rows import dots_from_rows
 from shardcore.backend.gradients import (
+    RowSorts,
     gains_of,
     gradient_rows,
     gradient_rows_of_tables,
     joined_gains,
     scaled,
     sorted_rows,
-    sorted_rows_of_tables,
 )
 from shardcore.backend.initial_values import initial_arrays, initial_blocks
 from shardcore.backend.max_norm import scaled_to_norm
@@ -42,6 +42,7 @@ __all__ = [
     "ProcessGroup",
     "QuantizationConfig",
     "Read",
+    "RowSorts",
     "TableBatch",
     "TableSpec",
     "TableUpdate",
@@ -55,5 +56,4 @@ __all__ = [
     "scaled",
     "scaled_to_norm",
     "sorted_rows",
-    "sorted_rows_of_tables",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,22 +13,22 @@ from shardcore._core import occurrences as _kernel
 from shardcore.backend.messages import FeatureBags
 from shardcore.memory import pool
 from shardcore.store.occurrences import (
+    BagSorts,
     Occurrences,
     has_few_rows,
     sort_bags,
-    sort_bags_of_tables,
     sort_occurrences,
 )
 from shardcore.store.segment_reduce import occurrence_gains, reciprocals
 
 __all__ = [
+    "RowSorts",
     "gains_of",
     "gradient_rows",
     "gradient_rows_of_tables",
     "joined_gains",
     "scaled",
     "sorted_rows",
-    "sorted_rows_of_tables",
 ]
 
 _INT32: Final = np.dtype(np.int32)
@@ -41,6 +41,9 @@ _TOGETHER: Final = 1 << 13
 
 _MOST_ROWS: Final = 1 << 32
 """Of tables sorted as one, so that their keys have 32 bits."""
+
+_Rows: TypeAlias = tuple[Sequence[FeatureBags], int]
+"""A table's features, and how many rows it has."""
 
 
 def scaled(bags: FeatureBags, gradient: NDArray[Any]) -> NDArray[Any]:
@@ -104,61 +107,67 @@ def sorted_rows(
     return sort_occurrences(ids, sources, gains, num_rows)
 
 
-def sorted_rows_of_tables(
-    tables: Sequence[tuple[Sequence[FeatureBags], int, np.dtype[Any]]],
-) -> list[Occurrences]:
-    """Return what `sorted_rows` returns for each table, small ones sorted all at once.
+class RowSorts:
+    """What `sorted_rows` returns for each of many tables: small ones are sorted all at once.
 
     Tables of few rows are shared out among threads. To sort a few hundred ids takes less time than
     to call what sorts them, so many tables are sorted as if they were one, whose rows follow one
     another. A row keeps the order of its occurrences: the results are the same. Those of several
     tables share one array of sources, with `run_splits` that do not begin at 0.
 
-    Parameters
-    ----------
-    tables : sequence of (features, num_rows, working dtype)
-
     Examples
     --------
-    >>> bags = FeatureBags(np.array([5, 3, 5]), np.array([0, 1, 3]))
-    >>> one, two = sorted_rows_of_tables([([bags], 10, np.dtype("float32"))] * 2)
+    >>> sorts, bags = RowSorts(), FeatureBags(np.array([5, 3, 5]), np.array([0, 1, 3]))
+    >>> for _ in range(2):
+    ...     sorts.add([bags], 10, np.dtype("float32"))
+    >>> one, two = sorts.make()
     >>> two.rows, two.run_splits, two.sources[two.run_splits[0] :]
     (array([3, 5]), array([3, 4, 6]), array([1, 0, 1], dtype=int32))
     """
-    found: list[Occurrences | None] = [None] * len(tables)
-    groups: list[list[int]] = []
-    few_rows: list[int] = []
-    rows_left = left = 0
-    for at, (features, num_rows, value) in enumerate(tables):
+
+    def __init__(self) -> None:
+        self._added = 0
+        self._few_rows, self._of_few_rows = BagSorts(), list[int]()
+        self._groups: list[list[tuple[int, _Rows]]] = []
+        self._ids_left = self._rows_left = 0  # of the last group
+        self._alone: list[tuple[int, _Rows, np.dtype[Any]]] = []
+
+    def add(self, features: Sequence[FeatureBags], num_rows: int, value: np.dtype[Any]) -> None:
+        """Add a table, as `sorted_rows` takes it."""
+        at = self._added
+        self._added += 1
         count, unweighted = 0, True
         for bags in features:
             count += bags.ids.size
             unweighted = unweighted and bags.weights is None
-        if count > _SMALL_BATCH or num_rows > _MOST_ROWS or not unweighted:
-            if unweighted and len(features) == 1 and has_few_rows(count, num_rows):
-                few_rows.append(at)
-            else:
-                found[at] = sorted_rows(features, num_rows, value)
-            continue
-        if count > left or num_rows > rows_left:
-            groups.append([])
-            left, rows_left = _TOGETHER, _MOST_ROWS
-        groups[-1].append(at)
-        left, rows_left = left - count, rows_left - num_rows
-    given = []
-    for at in few_rows:
-        (bags,), num_rows, _ = tables[at]
-        given.append((bags.ids, bags.row_splits, num_rows))
-    for at, occurrences in zip(few_rows, sort_bags_of_tables(given), strict=True):
-        found[at] = occurrences
-    for group in groups:
-        sorted_together = _sorted_as_one([tables[at][:2] for at in group])
-        for at, occurrences in zip(group, sorted_together, strict=True):
+        if count <= _SMALL_BATCH and num_rows <= _MOST_ROWS and unweighted:
+            if count > self._ids_left or num_rows > self._rows_left:
+                self._groups.append([])
+                self._ids_left, self._rows_left = _TOGETHER, _MOST_ROWS
+            self._groups[-1].append((at, (features, num_rows)))
+            self._ids_left -= count
+            self._rows_left -= num_rows
+        elif unweighted and len(features) == 1 and has_few_rows(count, num_rows):
+            self._few_rows.add(features[0].ids, features[0].row_splits, num_rows)
+            self._of_few_rows.append(at)
+        else:
+            self._alone.append((at, (features, num_rows), value))
+
+    def make(self) -> list[Occurrences]:
+        """Sort them; return the occurrences of each table."""
+        found: list[Any] = [None] * self._added
+        for at, table, value in self._alone:
+            found[at] = sorted_rows(*table, value)
+        for at, occurrences in zip(self._of_few_rows, self._few_rows.make(), strict=True):
             found[at] = occurrences
-    return [one for one in found if one is not None]
+        for group in self._groups:
+            sorted_together = _sorted_as_one([table for _, table in group])
+            for (at, _), occurrences in zip(group, sorted_together, strict=True):
+                found[at] = occurrences
+        return found
 
 
-def _sorted_as_one(tables: Sequence[tuple[Sequence[FeatureBags], int]]) -> list[Occurrences]:
+def _sorted_as_one(tables: Sequence[_Rows]) -> list[Occurrences]:
     features = [bags for own, _ in tables for bags in own]
     first_rows = np.zeros(len(tables) + 1, np.int64)
     np.cumsum([num_rows for _, num_rows in tables], out=first_rows[1:])

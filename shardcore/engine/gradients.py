@@ -21,7 +21,7 @@ from shardcore.engine.in_flight import Batch
 from shardcore.engine.max_gradients import MaxGradient, at_occurrences
 from shardcore.engine.tables import PlannedTable
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
-from shardcore.features.prepare import PlannedFeature
+from shardcore.features.planned import PlannedFeature
 from shardcore.optimizer.base import Optimizer, hyper_at
 from shardcore.optimizer.hyperparameters import LearningRate, evaluate_learning_rate
 from shardcore.store.finite import all_finite
@@ -224,8 +224,8 @@ def table_updates(
     values = hyper_parameters(optimizers.values(), step - 1)
     hyper = {key: values[optimizer] for key, optimizer in optimizers.items()}
     updates = []
+    check = any(share.gradients.check for share in shares)
     for at, table, taking, optimizer in moving:
-        check = any(share.gradients.check for share, _ in taking)
         origins: list[Origin] | None
         if len(taking) == 1:
             ((share, gradients),) = taking
@@ -351,7 +351,7 @@ def read_gradient(
     if array.dtype != dtype:
         with np.errstate(over="ignore"):  # found where all values are tested
             whole = array.astype(dtype, order="C")
-    elif keep or not (array.flags.c_contiguous and array.flags.aligned):
+    elif keep or not (flags := array.flags).c_contiguous or not flags.aligned:
         whole = array.copy()
     return whole if len(shape) == 2 else whole.reshape(-1, shape[-1])
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from shardcore.backend.messages import TableBatch
 from shardcore.errors import ShardcoreRuntimeError
-from shardcore.features.prepare import PreparedFeature
+from shardcore.features.prepared import PreparedFeature
 from shardcore.store.work import Ticket
 
 __all__ = ["APPLIED", "DROPPED", "FAILED", "READ", "REFUSED", "RESTORED", "Batch"]

@@ -14,15 +14,10 @@ from shardcore.engine.tables import PlannedTable
 from shardcore.errors import ShardcoreValueError
 from shardcore.features.config import FeatureConfig
 from shardcore.features.frames import read_frames
-from shardcore.features.prepare import (
-    PlainBags,
-    PlannedFeature,
-    PreparedFeature,
-    plain_bags,
-    plain_weights,
-    plan_features,
-    prepare_feature,
-)
+from shardcore.features.plain import PlainBags, plain_bags, plain_weights
+from shardcore.features.planned import PlannedFeature, plan_features
+from shardcore.features.prepare import prepare_features
+from shardcore.features.prepared import PreparedFeature
 from shardcore.features.structure import flatten_like, is_feature, unflatten
 
 __all__ = ["Inputs"]
@@ -140,7 +135,7 @@ class Inputs:
         training : bool
             Whether gradients will follow.
         keep : bool
-            As in `prepare_feature`.
+            As in `prepare_features`.
         """
         prepared = self._prepared(features, weights, keep)
         tables = [
@@ -158,11 +153,12 @@ class Inputs:
             features, weights = read_frames(self._structure, features, weights)
         leaves = self.leaves(features, "features")
         weight_leaves = self.optional_leaves(weights, "weights")
+        found = prepare_features(self.features, leaves, weight_leaves, keep, self._one_host)
+        if self.batch_size is None:
+            return list(found)
         prepared = []
-        for feature, leaf, weight_leaf in zip(self.features, leaves, weight_leaves, strict=True):
-            ready = prepare_feature(feature, leaf, weight_leaf, keep, self._one_host)
-            if self.batch_size is not None:
-                self._check_batch_size(ready, feature.path)
+        for feature, ready in zip(self.features, found, strict=True):
+            self._check_batch_size(ready, feature.path)
             prepared.append(ready)
         return prepared
 

@@ -5,7 +5,10 @@
     config      `TableConfig`, `FeatureConfig`, and the names of tables
     structure   nested structures of features, flattened and rebuilt
     frames      data frames in place of a dict of features
-    prepare     one feature's input as checked bags
+    planned     the features of an engine, and the names of their input in messages
+    prepared    one feature of one batch, as it was checked
+    plain       the commonest input as checked bags, all features at once
+    prepare     any input as checked bags
 """
 
 from __future__ import annotations

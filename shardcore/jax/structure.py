@@ -14,7 +14,7 @@ import numpy as np
 
 from shardcore.engine.embedding import ShardedEmbedding
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError, shown
-from shardcore.features.prepare import PlannedFeature, activation_shape
+from shardcore.features.planned import PlannedFeature, activation_shape
 from shardcore.ids.ragged import Ragged
 from shardcore.jax.ragged import ragged_of
 

@@ -14,7 +14,8 @@ from shardcore.dtypes import TABLE_DTYPES, working_dtype
 from shardcore.errors import ShardcoreError, ShardcoreTypeError, ShardcoreValueError
 from shardcore.features.config import FeatureConfig, TableConfig, table_names
 from shardcore.features.frames import read_frames
-from shardcore.features.prepare import FeatureInput, prepare_feature
+from shardcore.features.planned import FeatureInput
+from shardcore.features.prepare import prepare_feature
 from shardcore.features.structure import (
     entries_of,
     entries_of_kind,

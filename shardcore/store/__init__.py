@@ -6,7 +6,7 @@
     lock              locks that no interrupt splits; what a fork waits for    (compiled)
     work              the one pool of threads; changes that run to their end   (compiled)
     threads           how many threads, and how work is cut over them
-    taken_ids         ids copied and checked, large batches on several threads
+    taken_bags        ids in bags, copied and checked           (face of _core/taken_bags.pyx)
     few_bags          combine few rows, by one call             (face of _core/few_bags.pxi)
     tally             numbers that several threads add to                      (compiled)
     stored_rows       where kernels for many tables find rows   (face of _core/stored_rows.pxi)
@@ -49,7 +49,7 @@ from shardcore.store.segment_reduce import (
     row_dots,
 )
 from shardcore.store.sorted_triples import SortedTriples, TripleLists, WorkedBags, sort_triples
-from shardcore.store.table import StoreTable, lookup_in_tables, stage_tables
+from shardcore.store.table import StoreTable, TableLookups, stage_tables
 from shardcore.store.work import changed_here, uninterrupted
 
 __all__ = [
@@ -63,6 +63,7 @@ __all__ = [
     "RowUpdate",
     "SortedTriples",
     "StoreTable",
+    "TableLookups",
     "TripleLists",
     "WorkedBags",
     "best_module",
@@ -70,7 +71,6 @@ __all__ = [
     "changed_here",
     "divisors",
     "every_row",
-    "lookup_in_tables",
     "occurrence_gains",
     "reciprocals",
     "reduce_bags",

@@ -16,7 +16,7 @@ from shardcore.store.instruction_set import best_module
 from shardcore.store.pace import PACE
 from shardcore.store.stored_rows import StoredRows
 
-__all__ = ["Request", "look_up"]
+__all__ = ["Lookups", "Request", "look_up"]
 
 _kernel = best_module("shardcore._core.rows")
 
@@ -28,18 +28,61 @@ Request: TypeAlias = tuple[
 """``(rows, ids, row_splits, weights, divisors, out)``: as `segment_reduce` takes them."""
 
 
-def look_up(requests: Sequence[Request], divided: int = _kernel.GIVEN_DIVISORS) -> bool:
-    """Write what `segment_reduce` returns for each request to its `out`; say whether it is right.
-
-    Threads share the work on all of them.
+class Lookups:
+    """Lookups in tables: added one by one, then made at once by threads that share them out.
 
     Parameters
     ----------
-    requests : sequence of Request
-        Row splits are checked. If an id is out of range, no row is read for it, and the answer is
-        False.
     divided : int
         As `reduce_bags` takes it.
+
+    Examples
+    --------
+    >>> lookups, out = Lookups(), np.empty((1, 2), np.float32)
+    >>> rows = StoredRows(np.array([[1, 2], [3, 4]], np.float32), {})
+    >>> lookups.add(rows, np.array([1, 0]), np.array([0, 2]), None, None, out)
+    >>> lookups.make(), out.tolist()
+    (True, [[4.0, 6.0]])
+    """
+
+    __slots__ = ("_divided", "_lookups")
+
+    def __init__(self, divided: int = _kernel.GIVEN_DIVISORS) -> None:
+        self._lookups = _kernel.Lookups()
+        self._divided = divided
+
+    def add(
+        self,
+        rows: StoredRows,
+        ids: Ints,
+        row_splits: NDArray[np.int64],
+        weights: NDArray[Any] | None,
+        divisors: NDArray[Any] | None,
+        out: NDArray[Any],
+    ) -> None:
+        """Add what `segment_reduce` returns, to be written to `out`; row splits are checked."""
+        self._lookups.add(rows.found, ids, row_splits, weights, divisors, out, self._divided)
+
+    def make(self) -> bool:
+        """Make them; return whether all is right.
+
+        If an id is out of range, no row is read for it, and the answer is False.
+        """
+        lookups, asking = self._lookups, PACE.asking
+        count = threads.cut(lookups, threads.PIECE)
+        right = [True] * count
+
+        def make(number: int) -> None:
+            right[number] = lookups.make(asking)
+
+        threads.run(count, make)
+        return all(right)
+
+
+def look_up(requests: Sequence[Request], divided: int = _kernel.GIVEN_DIVISORS) -> bool:
+    """Write what `segment_reduce` returns for each request to its `out`; say whether it is right.
+
+    `Lookups` of all of them.
 
     Examples
     --------
@@ -48,14 +91,7 @@ def look_up(requests: Sequence[Request], divided: int = _kernel.GIVEN_DIVISORS) 
     >>> look_up([(rows, ids, row_splits, None, None, out)]), out.tolist()
     (True, [[4.0, 6.0]])
     """
-    lookups = _kernel.Lookups()
-    for rows, ids, row_splits, weights, divisors, out in requests:
-        lookups.add(rows.found, ids, row_splits, weights, divisors, out, divided)
-    count = threads.cut(lookups, threads.PIECE)
-    right = [True] * count
-
-    def make(number: int) -> None:
-        right[number] = lookups.make(PACE.asking)
-
-    threads.run(count, make)
-    return all(right)
+    lookups = Lookups(divided)
+    for request in requests:
+        lookups.add(*request)
+    return lookups.make()

@@ -8,7 +8,7 @@ its gradients. The face of ``_core/occurrences.pyx``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -22,11 +22,11 @@ from shardcore.store import threads
 from shardcore.store.segment_reduce import TYPE_NAMES
 
 __all__ = [
+    "BagSorts",
     "Occurrences",
     "every_row",
     "has_few_rows",
     "sort_bags",
-    "sort_bags_of_tables",
     "sort_occurrences",
 ]
 
@@ -158,8 +158,9 @@ def sort_bags(ids: Ints, row_splits: NDArray[np.int64], num_rows: int) -> Occurr
     """
     plain: Ints = ids if ids.flags.c_contiguous else ids.copy()
     if has_few_rows(ids.size, num_rows):
-        (found,) = sort_bags_of_tables([(plain, row_splits, num_rows)])
-        return found
+        sorts = BagSorts()
+        sorts.add(plain, row_splits, num_rows)
+        return sorts.make()[0]
     _check_number(ids.size)
     deal = _kernel.deal_bags[TYPE_NAMES[plain.dtype]]
 
@@ -176,47 +177,41 @@ def _check_number(occurrences: int) -> None:
         )
 
 
-def sort_bags_of_tables(
-    tables: Sequence[tuple[Ints, NDArray[np.int64], int]],
-) -> list[Occurrences]:
-    """Return what `sort_bags` returns for each table, by threads that share them out.
+class BagSorts:
+    """What `sort_bags` returns for tables of few rows: by threads that share the tables.
 
-    Parameters
-    ----------
-    tables : sequence of (ids, row_splits, num_rows)
-        As `sort_bags` takes them, of at most 32,768 rows.
+    They are added one by one and sorted at once.
 
     Examples
     --------
-    >>> bags = np.array([7, 2, 7]), np.array([0, 2, 3]), 10
-    >>> one, two = sort_bags_of_tables([bags, bags])
+    >>> sorts = BagSorts()
+    >>> for _ in range(2):
+    ...     sorts.add(np.array([7, 2, 7]), np.array([0, 2, 3]), 10)
+    >>> one, two = sorts.make()
     >>> two.rows, two.run_splits, two.sources
     (array([2, 7]), array([0, 1, 3]), array([0, 0, 1], dtype=int32))
     """
-    sorts = _kernel.Sorts()
-    for ids, row_splits, num_rows in tables:
-        sorts.add(ids, row_splits, max(num_rows - 1, 1).bit_length())
-    count = sorts.ids
-    rows, run_splits = pool.empty(count, _INT64), pool.empty(count + len(tables), _INT64)
-    sources = pool.empty(count, _INT32)
 
-    def make(number: int) -> None:
-        sorts.make(np.empty(sorts.counters, np.uint32), rows, run_splits, sources)
+    __slots__ = ("_sorts",)
 
-    threads.run(threads.cut(sorts, _SHARE), make)
-    occurrences, first = [], 0
-    for number, ((ids, _, _), found) in enumerate(zip(tables, sorts.found(), strict=True)):
-        last, split = first + ids.size, first + number
-        occurrences.append(
-            Occurrences(
-                rows[first : first + found],
-                run_splits[split : split + found + 1],
-                sources[first:last],
-                None,
-            )
-        )
-        first = last
-    return occurrences
+    def __init__(self) -> None:
+        self._sorts = _kernel.Sorts()
+
+    def add(self, ids: Ints, row_splits: NDArray[np.int64], num_rows: int) -> None:
+        """Add a table's bags, as `sort_bags` takes them; of at most 32,768 rows."""
+        self._sorts.add(ids, row_splits, max(num_rows - 1, 1).bit_length())
+
+    def make(self) -> list[Occurrences]:
+        """Sort them; return the occurrences of each table."""
+        sorts, count = self._sorts, self._sorts.ids
+        rows, run_splits = pool.empty(count, _INT64), pool.empty(count + sorts.tables, _INT64)
+        sources = pool.empty(count, _INT32)
+
+        def make(number: int) -> None:
+            sorts.make(np.empty(sorts.counters, np.uint32), rows, run_splits, sources)
+
+        threads.run(threads.cut(sorts, _SHARE), make)
+        return [Occurrences(*part, None) for part in sorts.parts_of(rows, run_splits, sources)]
 
 
 def _sorted(rows: Ints, num_rows: int, deal: Callable[..., None]) -> Occurrences:

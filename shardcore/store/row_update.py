@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardcore.errors import ShardcoreValueError
 from shardcore.optimizer.base import Optimizer
 from shardcore.store.occurrences import Occurrences
 
@@ -28,16 +27,11 @@ class RowUpdate:
     gradients : ndarray of the working dtype, shape (bags, dim), C-contiguous
     optimizer : Optimizer
     hyper : tuple of float
-        ``optimizer.hyper()``, evaluated once for the batch.
+        ``optimizer.hyper()``, evaluated once for the batch: a value for each of its names.
     step : int
         1 for the first batch.
     seed : int, default 0
         The table's, for stochastic rounding.
-
-    Raises
-    ------
-    ShardcoreValueError
-        If there is not one hyper-parameter for each of the optimizer's names.
 
     Examples
     --------
@@ -57,14 +51,6 @@ class RowUpdate:
     hyper: tuple[float, ...]
     step: int
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        names = self.optimizer.hyper_names
-        if len(self.hyper) != len(names):  # a C function reads as many as there are names
-            raise ShardcoreValueError(
-                f"hyper must have a value for each of {', '.join(names) or 'no names'}, "
-                f"got {len(self.hyper)} values"
-            )
 
     def part(self, start: int, stop: int) -> RowUpdate:
         """Return the update of the unique rows [start, stop)."""

@@ -31,6 +31,7 @@ class StoredRows:
     by_kernel : bool
         Whether kernels can convert the slots to the working dtype, as they can rows. If not, even
         an optimizer that has a compiled form updates by its pure one.
+    dim : int
     working : numpy.dtype
         The working dtype.
 
@@ -41,11 +42,12 @@ class StoredRows:
     False
     """
 
-    __slots__ = ("_found", "by_kernel", "rows", "slots", "working")
+    __slots__ = ("_found", "by_kernel", "dim", "rows", "slots", "working")
 
     def __init__(self, rows: NDArray[Any], slots: Mapping[str, NDArray[Any]]) -> None:
         self.rows = rows
         self.slots = slots
+        self.dim: int = rows.shape[1]
         self.working = working_dtype(rows.dtype)
         arrays = list(slots.values())
         self.by_kernel = all(one.dtype.isnative and one.dtype.name in KIND_OF for one in arrays)
@@ -59,7 +61,7 @@ class StoredRows:
             self._found = _kernel.StoredRows(
                 row_bytes(self.rows),
                 kind_of(self.rows.dtype),
-                self.rows.shape[1],
+                self.dim,
                 np.array([one.__array_interface__["data"][0] for one in arrays], np.int64),
                 np.array([one.shape[1] * one.itemsize for one in arrays], np.int64),
                 np.array([kind_of(one.dtype) for one in arrays], np.int64),

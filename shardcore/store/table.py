@@ -22,14 +22,14 @@ from shardcore.optimizer.base import Optimizer
 from shardcore.optimizer.slot_values import fill_slots
 from shardcore.store.few_bags import DIVIDED, MOST_IDS, CombineGiven, given_bags_of
 from shardcore.store.lock import ReadWriteLock, read_all, write_all
-from shardcore.store.lookups import look_up
+from shardcore.store.lookups import Lookups
 from shardcore.store.row_update import RowUpdate
 from shardcore.store.scatter import gather_rows, put_rows
 from shardcore.store.segment_reduce import reduce_bags, row_dots
 from shardcore.store.stored_rows import StoredRows
-from shardcore.store.update import one_after_another, stage_updates
+from shardcore.store.update import StagedUpdates, one_after_another
 
-__all__ = ["StoreTable", "lookup_in_tables", "stage_tables"]
+__all__ = ["StoreTable", "TableLookups", "stage_tables"]
 
 _SUM: Final = DIVIDED["sum"]
 
@@ -54,6 +54,8 @@ class StoreTable:
     ----------
     rows : ndarray, shape (rows, dim)
     slots : dict of slot name -> ndarray, shape (rows, dim) or (rows, 1)
+    working : numpy.dtype
+        The dtype that rows are computed with.
     pure_updates : int
         Updates that ran the optimizer's pure form though it has a compiled one: a slot is stored in
         a dtype that the kernel does not read, such as long double.
@@ -108,6 +110,7 @@ class StoreTable:
         self._lock = ReadWriteLock()
         self.pure_updates = 0
         self._stored = StoredRows(rows, slots)
+        self.working = self._stored.working
 
     @cached_property
     def _given(self) -> CombineGiven | None:
@@ -185,11 +188,6 @@ class StoreTable:
         """Update the rows of a batch: `stage_tables` of this one, and what it returns."""
         stage_tables([self], [update])()
 
-    def _count(self, update: RowUpdate) -> None:
-        by_kernel = self._stored.by_kernel
-        if not by_kernel and update.optimizer.compiled(self._stored.working) is not None:
-            self.pure_updates += 1
-
     def gather(self, slot: str | None, ids: Ints, out: NDArray[Any] | None = None) -> NDArray[Any]:
         """Return copies of rows `ids` of the weights (None) or of a slot, in that order.
 
@@ -210,36 +208,45 @@ class StoreTable:
         self._lock.write(np.copyto, self._array(slot)[start : start + values.shape[0]], values)
 
 
-def lookup_in_tables(
-    requests: Sequence[
-        tuple[StoreTable, Ints, NDArray[np.int64], NDArray[Any] | None, NDArray[Any] | None]
-    ],
-) -> list[NDArray[Any]]:
-    """Return what `StoreTable.lookup` returns for each request, by threads that share them out.
-
-    Parameters
-    ----------
-    requests : sequence of (table, ids, row_splits, weights, divisors)
+class TableLookups:
+    """Lookups in several tables: added one by one, then made at once by threads that share them.
 
     Examples
     --------
     >>> tables = [StoreTable(4, 2, np.dtype("float32"), None) for _ in range(2)]
     >>> tables[1].write(None, 1, np.ones((2, 2), np.float32))
-    >>> bags = np.array([1, 2]), np.array([0, 2]), None, None
-    >>> lookup_in_tables([(table, *bags) for table in tables])[1]
+    >>> lookups, bags = TableLookups(), (np.array([1, 2]), np.array([0, 2]), None, None)
+    >>> zeros, twos = [lookups.add(table, *bags) for table in tables]
+    >>> lookups.make()
+    >>> twos
     array([[2., 2.]], dtype=float32)
     """
-    if len(requests) == 1:  # which may be of a few bags
-        ((table, ids, row_splits, weights, divisors),) = requests
-        return [table.lookup(ids, row_splits, weights, divisors)]
-    found, given = [], []
-    for table, ids, row_splits, weights, divisors in requests:
-        out = pool.empty((row_splits.size - 1, table.rows.shape[1]), table._stored.working)
-        given.append((table._stored, ids, row_splits, weights, divisors, out))
-        found.append(out)
-    right = read_all([table._lock for table, *_ in requests], look_up, given)
-    assert right, "ids are checked, and ours"
-    return found
+
+    __slots__ = ("_locks", "_lookups")
+
+    def __init__(self) -> None:
+        self._lookups = Lookups()
+        self._locks: list[ReadWriteLock] = []
+
+    def add(
+        self,
+        table: StoreTable,
+        ids: Ints,
+        row_splits: NDArray[np.int64],
+        weights: NDArray[Any] | None,
+        divisors: NDArray[Any] | None,
+    ) -> NDArray[Any]:
+        """Return the array that will hold what `StoreTable.lookup` returns."""
+        stored = table._stored
+        out = pool.empty((row_splits.size - 1, stored.dim), stored.working)
+        self._lookups.add(stored, ids, row_splits, weights, divisors, out)
+        self._locks.append(table._lock)
+        return out
+
+    def make(self) -> None:
+        """Make them, while no other thread changes one of the tables."""
+        right = read_all(self._locks, self._lookups.make)
+        assert right, "ids are checked, and ours"
 
 
 def stage_tables(tables: Sequence[StoreTable], updates: Sequence[RowUpdate]) -> Callable[[], None]:
@@ -273,27 +280,21 @@ def stage_tables(tables: Sequence[StoreTable], updates: Sequence[RowUpdate]) -> 
     >>> table.rows[:, 0]
     array([ 0. , -0.5])
     """
-    commits = []
-    for group in _groups(updates):
-        own, given = tables[group], updates[group]
-        locks = [table._lock for table in own]
-        stored = [table._stored for table in own]
-        commits.append(partial(write_all, locks, read_all(locks, stage_updates, stored, given)))
+    commits: list[Callable[[], None]] = []
+    counts: list[StoreTable] = []
+    staged, locks, work = StagedUpdates(), list[ReadWriteLock](), 0
+
     for table, update in zip(tables, updates, strict=True):
-        table._count(update)
+        pure = staged.pure
+        work += staged.add(table._stored, update)
+        locks.append(table._lock)
+        if staged.pure > pure:
+            counts.append(table)
+        if work >= _TOGETHER:  # lookups wait for some milliseconds
+            commits.append(partial(write_all, locks, staged.ready()))
+            staged, locks, work = StagedUpdates(), [], 0
+    if locks:
+        commits.append(partial(write_all, locks, staged.ready()))
+    for table in counts:
+        table.pure_updates += 1
     return one_after_another(commits)
-
-
-def _groups(updates: Sequence[RowUpdate]) -> list[slice]:
-    """Return which tables are updated together: for some milliseconds, as lookups have to wait."""
-    groups, first, work = [], 0, 0
-    for at, update in enumerate(updates):
-        splits = update.occurrences.run_splits
-        occurrences = splits.item(-1) - splits.item(0)
-        work += (occurrences + splits.size) * update.gradients.shape[1]
-        if work >= _TOGETHER:
-            groups.append(slice(first, at + 1))
-            first, work = at + 1, 0
-    if first < len(updates):
-        groups.append(slice(first, len(updates)))
-    return groups

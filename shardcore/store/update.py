@@ -9,6 +9,7 @@ of ``accumulate`` in ``_core/rows.pxi``, and of ``_core/updates.pxi``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -27,9 +28,9 @@ from shardcore.store.segment_reduce import TYPE_NAMES
 from shardcore.store.stored_rows import StoredRows
 
 __all__ = [
+    "StagedUpdates",
     "accumulate",
     "one_after_another",
-    "stage_updates",
     "update_rows",
     "updated",
 ]
@@ -146,25 +147,18 @@ def updated(
     return new_rows, new_slots
 
 
-def stage_updates(targets: Sequence[StoredRows], updates: Sequence[RowUpdate]) -> Commit:
-    """Prepare the update of every row of a batch, and of its slots, and return what makes it.
+class StagedUpdates:
+    """Updates of tables, prepared one by one, and made at once by threads that share them.
 
     Each row is updated once, by its summed gradient; or once per occurrence, with an optimizer that
     does not accumulate. Rows of a short dtype are rounded back once. All that Python computes, and
-    can fail, happens here; what is returned only runs kernels, on several threads: they share the
-    work on all tables.
+    can fail, happens in `add` and `ready`; what `ready` returns only runs kernels.
 
-    Parameters
+    Attributes
     ----------
-    targets : sequence of StoredRows
-    updates : sequence of RowUpdate
-        One for each.
-
-    Returns
-    -------
-    callable
-        Changes rows and slots in place when it is called without arguments; to be called once,
-        before they change otherwise.
+    pure : int
+        How many are made by an optimizer's pure form though it has a compiled one: a slot is of a
+        dtype that kernels do not read.
 
     Examples
     --------
@@ -174,28 +168,40 @@ def stage_updates(targets: Sequence[StoredRows], updates: Sequence[RowUpdate]) -
     >>> batch = sort_occurrences(np.array([3, 1, 3]), np.array([0, 0, 1], np.int32), None, 4)
     >>> gradients = np.array([[1.0], [10.0]])
     >>> update = RowUpdate(batch, batch.rows, gradients, sgd, sgd.hyper(), step=1)
-    >>> commit = stage_updates([StoredRows(rows, {})], [update])
+    >>> staged = StagedUpdates()
+    >>> staged.add(StoredRows(rows, {}), update)
+    5
+    >>> commit = staged.ready()
     >>> commit()
     >>> rows[:, 0]
     array([ 1. ,  0.5,  1. , -4.5])
     """
-    together = _kernel.Updates()
-    commits: list[Commit] = []
-    rules: dict[tuple[Any, ...], Any] = {}
-    for target, update in zip(targets, updates, strict=True):
-        if not target.rows.shape[1]:  # no columns: nothing to learn
-            continue
+
+    def __init__(self) -> None:
+        self._together = _kernel.Updates()
+        self._commits: list[Commit] = []
+        self._rules: dict[tuple[Any, ...], tuple[Any, bool]] = {}
+        self.pure = 0
+
+    def add(self, target: StoredRows, update: RowUpdate) -> int:
+        """Prepare the update of a table, and return its work: elements of occurrences and rows."""
+        if not target.dim:  # no columns: nothing to learn
+            return 0
+        optimizer, dtype = update.optimizer, target.rows.dtype
         # By identity: to hash an optimizer takes all of its parameters, for every table.
-        key = id(update.optimizer), id(update.hyper), update.step, target.working
-        if key not in rules:
-            rules[key] = _rule(update, target.working)
-        rule = rules[key]
+        key = id(optimizer), id(update.hyper), update.step, dtype
+        found = self._rules.get(key)
+        if found is None:
+            stochastic = rounds_stochastically(optimizer, dtype)
+            found = self._rules[key] = _rule(update, target.working), stochastic
+        rule, stochastic = found
+        occurrences, gradients = update.occurrences, update.gradients
         if rule is None or not target.by_kernel:
-            commits.append(_pure_update(target.rows, target.slots, update))
-            continue
-        stochastic = rounds_stochastically(update.optimizer, target.rows.dtype)
-        occurrences = update.occurrences
-        together.add(
+            self.pure += rule is not None
+            self._commits.append(_pure_update(target.rows, target.slots, update))
+            splits = occurrences.run_splits
+            return int(splits[-1] - splits[0] + splits.size - 1) * target.dim
+        work: int = self._together.add(
             target.found,
             rule,
             occurrences.rows,
@@ -203,15 +209,23 @@ def stage_updates(targets: Sequence[StoredRows], updates: Sequence[RowUpdate]) -
             occurrences.run_splits,
             occurrences.sources,
             occurrences.gains,
-            update.gradients,
+            gradients,
             stochastic,
             step_seed(update.seed, update.step) if stochastic else 0,
             *_summed_first(update),
         )
-    count = threads.cut(together, threads.PIECE)
-    scratch = [np.empty(together.scratch, np.uint8) for _ in range(count)]
-    commits.append(lambda: threads.run(count, lambda number: together.make(scratch[number])))
-    return one_after_another(commits)
+        return work
+
+    def ready(self) -> Commit:
+        """Return what changes rows and slots in place when it is called, without arguments.
+
+        To be called once, before they change otherwise.
+        """
+        together = self._together
+        count = threads.cut(together, threads.PIECE)
+        scratch = [np.empty(together.scratch, np.uint8) for _ in range(count)]
+        made = partial(threads.run, count, lambda number: together.make(scratch[number]))
+        return one_after_another([*self._commits, made])
 
 
 def one_after_another(commits: Sequence[Commit]) -> Commit:
@@ -232,7 +246,7 @@ def one_after_another(commits: Sequence[Commit]) -> Commit:
 
 
 def update_rows(rows: NDArray[Any], slots: Mapping[str, NDArray[Any]], update: RowUpdate) -> None:
-    """Update every row of a batch, and its slots, in place: `stage_updates`, and what it returns.
+    """Update every row of a batch, and its slots, in place.
 
     Examples
     --------
@@ -245,11 +259,25 @@ def update_rows(rows: NDArray[Any], slots: Mapping[str, NDArray[Any]], update: R
     >>> rows[:, 0]
     array([ 1. ,  0.5,  1. , -4.5])
     """
-    stage_updates([StoredRows(rows, slots)], [update])()
+    staged = StagedUpdates()
+    staged.add(StoredRows(rows, slots), update)
+    staged.ready()()
 
 
 def _rule(update: RowUpdate, working: np.dtype[Any]) -> Any:
-    """Return what all updates by an optimizer have in common; None if it has no compiled form."""
+    """Return what all updates by an optimizer have in common; None if it has no compiled form.
+
+    Raises
+    ------
+    ShardcoreValueError
+        If there is not one hyper-parameter for each of the optimizer's names.
+    """
+    names = update.optimizer.hyper_names
+    if len(update.hyper) != len(names):  # a C function reads as many as there are names
+        raise ShardcoreValueError(
+            f"hyper must have a value for each of {', '.join(names) or 'no names'}, "
+            f"got {len(update.hyper)} values"
+        )
     function = update.optimizer.compiled(working)
     if function is None:
         return None
@@ -271,9 +299,9 @@ def _rule(update: RowUpdate, working: np.dtype[Any]) -> Any:
 def _summed_first(update: RowUpdate) -> tuple[NDArray[np.int64] | None, NDArray[Any] | None]:
     """Return the long runs and their sums; nothing where that saves no reading."""
     runs, sources, gradients = update.occurrences, update.occurrences.sources, update.gradients
-    least = _TIMES_READ * len(gradients)
     if not update.optimizer.accumulate or gradients.nbytes < _GRADIENT_BYTES:
         return None, None
+    least = _TIMES_READ * len(gradients)
     occurrences = runs.run_splits.item(-1) - runs.run_splits.item(0)
     if occurrences < least:
         return None, None

@@ -15,7 +15,7 @@ from shardcore._core import partition as kernel
 from shardcore.errors import ShardcoreIndexError, ShardcoreTypeError, ShardcoreValueError
 from shardcore.ids.own_arrays import take_ids
 from shardcore.sharding.layout import Layout
-from shardcore.store.taken_ids import take_ids_on_threads, take_narrow_ids
+from shardcore.store.taken_bags import BagsToTake, take_ids_on_threads
 from shardcore.store.threads import get_num_threads, set_num_threads
 
 LARGEST = 2**63 - 1
@@ -389,13 +389,22 @@ def test_ids_are_taken_as_the_twin_takes_them(
     assert not np.shares_memory(own, ids)
     taken = own.size if bad < 0 else bad + 1
     np.testing.assert_array_equal(own.reshape(-1)[:taken], expected.reshape(-1)[:taken])
-    narrow, bad = take_narrow_ids(ids.reshape(-1), rows)
+    narrow, bad = take_narrow(ids.reshape(-1), rows)
     assert bad == first
     if bad < 0:
         assert narrow.dtype == (np.int32 if rows <= 2**31 else dtype)
         np.testing.assert_array_equal(narrow, expected.reshape(-1))
         assert not np.shares_memory(narrow, ids)
     np.testing.assert_array_equal(ids, before)
+
+
+def take_narrow(ids: Any, rows: int) -> tuple[Any, int]:
+    """Return copies of ids, in 32 bits where all rows fit, and the first bad place or -1."""
+    bags = BagsToTake()
+    assert bags.add(ids, None, rows, narrow=True)
+    ((own, row_splits),) = bags.take()
+    assert row_splits is None
+    return own, bags.wrong().get(0, -1)
 
 
 @pytest.mark.parametrize("given", [2, 4])
@@ -405,8 +414,6 @@ def test_ids_that_became_more_or_fewer_are_not_taken(given: int) -> None:
     ids = np.zeros(given, np.int64)
     with pytest.raises(ValueError, match=message):
         kernel.take_ids(ids, 1, np.zeros(3, np.int64))
-    with pytest.raises(ValueError, match=message):
-        kernel.take_ids_in_32_bits(ids, 1, np.zeros(3, np.int32))
 
 
 @pytest.mark.parametrize("n", [5, 513, 100_000])
@@ -436,7 +443,7 @@ def test_large_batches_are_taken_on_threads(number: int, dtype: Any) -> None:
         assert bad == -1
         np.testing.assert_array_equal(own, ids, strict=True)
         assert not np.shares_memory(own, ids)
-        narrow, bad = take_narrow_ids(ids, 1000)
+        narrow, bad = take_narrow(ids, 1000)
         assert bad == -1
         np.testing.assert_array_equal(narrow, ids.astype(np.int32), strict=True)
         assert not np.shares_memory(narrow, ids)
@@ -446,6 +453,6 @@ def test_large_batches_are_taken_on_threads(number: int, dtype: Any) -> None:
             own, bad = take_ids_on_threads(wrong, 1000)
             assert bad == min(places)
             assert own[bad] == wrong[bad]
-            assert take_narrow_ids(wrong, 1000)[1] == bad
+            assert take_narrow(wrong, 1000)[1] == bad
     finally:
         set_num_threads(before)

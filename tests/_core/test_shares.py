@@ -20,11 +20,11 @@ from shardcore.store import occurrences as occurrences_module
 from shardcore.store import threads
 from shardcore.store import update as update_module
 from shardcore.store.lookups import look_up
-from shardcore.store.occurrences import sort_bags_of_tables, sort_occurrences
+from shardcore.store.occurrences import BagSorts, sort_occurrences
 from shardcore.store.row_update import RowUpdate
 from shardcore.store.segment_reduce import divisors
 from shardcore.store.stored_rows import StoredRows
-from shardcore.store.update import stage_updates
+from shardcore.store.update import StagedUpdates
 
 pytestmark = pytest.mark.usefixtures("instruction_set")
 
@@ -52,6 +52,14 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 def bags(rng: np.random.Generator, rows: int, number: int) -> tuple[Any, Any]:
     splits = np.concatenate(([0], np.cumsum(rng.integers(0, 5, number)))).astype(np.int64)
     return rng.integers(0, rows, splits[-1]).astype(rng.choice([np.int32, np.int64])), splits
+
+
+def stage(targets: list[StoredRows], updates: list[RowUpdate]) -> Callable[[], None]:
+    """Return what makes the updates."""
+    staged = StagedUpdates()
+    for target, update in zip(targets, updates, strict=True):
+        staged.add(target, update)
+    return staged.ready()
 
 
 @settings(max_examples=40, deadline=None)
@@ -110,7 +118,7 @@ def test_updates_of_many_tables_equal_their_twins(
     before = threads.get_num_threads()
     threads.set_num_threads(count)
     try:
-        commit = stage_updates([StoredRows(*one) for one in ours], updates)
+        commit = stage([StoredRows(*one) for one in ours], updates)
         for (table, _), (kept, _) in zip(ours, theirs, strict=True):
             assert_same(table, kept)  # nothing changes before
         commit()
@@ -137,7 +145,10 @@ def test_sorts_over_many_tables_equal_their_twins(
     before = threads.get_num_threads()
     threads.set_num_threads(count)
     try:
-        found = sort_bags_of_tables(given)
+        sorts = BagSorts()
+        for table in given:
+            sorts.add(*table)
+        found = sorts.make()
     finally:
         threads.set_num_threads(before)
     assert len(found) == len(given)
@@ -453,6 +464,6 @@ def test_a_rule_is_asked_for_once_for_all_tables_of_an_optimizer(
     tables = [np.zeros((3, 2)) for _ in range(4)]
     batch = sort_occurrences(np.array([1]), np.zeros(1, np.int32), None, 3)
     updates = [RowUpdate(batch, batch.rows, gradients, optimizer, hyper, 1) for _ in tables]
-    stage_updates([StoredRows(table, {}) for table in tables], updates)()
+    stage([StoredRows(table, {}) for table in tables], updates)()
     assert asked == [1]
     assert all((table[1] == -1).all() for table in tables)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 import shardcore as sc
 from shardcore.features.config import FeatureConfig, TableConfig
-from shardcore.features.prepare import FeatureInput, prepare_feature
+from shardcore.features.planned import FeatureInput
+from shardcore.features.prepare import prepare_feature
 
 # --- inputs ----------------------------------------------------------------------------------
 
@@ -247,6 +248,16 @@ def test_wrong_weights_of_plain_bags_are_refused(weights, message):
     with pytest.raises(sc.errors.ShardcoreValueError, match=message):
         e(given, weights)
     assert e.metrics()["lookups"] == 0
+
+
+def test_an_output_shape_of_another_size_is_refused_in_any_form():
+    e = sc.ShardedEmbedding(FeatureConfig(TableConfig(5, 2, name="t"), output_shape=(2, 1)))
+    ids = np.array([1, 2, 3])
+    for three in ([[1], [2], [3]], (ids, np.arange(4)), ids, ids.reshape(3, 1)):
+        with pytest.raises(sc.errors.ShardcoreValueError, match="there are bags, 3, got 2"):
+            e(three)
+    for two in ([[1], [2]], (ids, np.array([0, 1, 3])), ids[:2], ids[:2].reshape(2, 1)):
+        assert e(two).shape == (2, 1, 2)
 
 
 def test_batches_of_another_size_are_refused_however_they_come():

@@ -11,16 +11,12 @@ from hypothesis import strategies as st
 
 import shardcore as sc
 from shardcore.backend import gradients as sorting
-from shardcore.backend.gradients import (
-    gains_of,
-    gradient_rows_of_tables,
-    sorted_rows,
-    sorted_rows_of_tables,
-)
+from shardcore.backend.gradients import RowSorts, gains_of, gradient_rows_of_tables, sorted_rows
 from shardcore.backend.messages import FeatureBags
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
 from shardcore.features.config import FeatureConfig, TableConfig
-from shardcore.features.prepare import FeatureInput, prepare_feature
+from shardcore.features.planned import FeatureInput
+from shardcore.features.prepare import prepare_feature
 from shardcore.ids.ragged import Ragged
 from shardcore.store.segment_reduce import divisors, reciprocals
 
@@ -33,6 +29,13 @@ def make_bags(rng, num_rows, kind="ragged", weighted=False, ids_dtype=np.int64):
     ids = rng.integers(0, num_rows, splits[-1]).astype(ids_dtype)
     weights = rng.uniform(-1, 1, ids.size).astype(FLOAT32) if weighted else None
     return FeatureBags(ids, splits, weights, divisors("mean", splits, weights, FLOAT32))
+
+
+def sorted_together(tables):
+    sorts = RowSorts()
+    for table in tables:
+        sorts.add(*table)
+    return sorts.make()
 
 
 @settings(max_examples=60, deadline=None)
@@ -68,7 +71,7 @@ def test_tables_sorted_together_are_as_those_sorted_alone(shapes, together, seed
     before = sorting._TOGETHER
     sorting._TOGETHER = together
     try:
-        found = sorted_rows_of_tables(tables)
+        found = sorted_together(tables)
     finally:
         sorting._TOGETHER = before
     assert len(found) == len(tables)
@@ -88,7 +91,7 @@ def test_large_tables_are_sorted_alone():
     rng = np.random.default_rng(0)
     few = FeatureBags(rng.integers(0, 9, 300), np.arange(301))
     many = FeatureBags(rng.integers(0, 9, 600), np.arange(601))
-    a, b, c = sorted_rows_of_tables([([one], 9, FLOAT32) for one in (few, many, few)])
+    a, b, c = sorted_together([([one], 9, FLOAT32) for one in (few, many, few)])
     assert a.sources is c.sources
     assert b.sources.size == 600
 

@@ -198,7 +198,7 @@ def test_nobody_writes_to_the_arrays_of_a_layout(layout: Layout, name: str) -> N
 
 
 def test_nobody_writes_to_the_row_splits_that_features_share() -> None:
-    from shardcore.features.prepare import _even_divisors, _even_splits
+    from shardcore.features.plain import _even_divisors, _even_splits
 
     for array in (_even_splits(3, 2), _even_divisors("mean", 3, 2, np.dtype("float32"))):
         assert isinstance(array, np.ndarray)
@@ -220,7 +220,8 @@ def test_a_layout_forgets_the_sizes_it_was_made_of() -> None:
 @pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize("policy", ["raise", "drop", "zero", "clip", 3])
 def test_prepared_ids_and_splits_are_nobody_elses(policy: Any, keep: bool) -> None:
-    from shardcore.features.prepare import FeatureInput, prepare_feature
+    from shardcore.features.planned import FeatureInput
+    from shardcore.features.prepare import prepare_feature
 
     config = sc.FeatureConfig(sc.TableConfig(10, 2, name="t"), invalid_ids=policy)
     feature = FeatureInput(config, "features", "weights", "t")
@@ -238,6 +239,32 @@ def test_prepared_ids_and_splits_are_nobody_elses(policy: Any, keep: bool) -> No
                 if keep and given is not None:
                     assert found.bags.weights is not None
                     assert not np.shares_memory(found.bags.weights, weights)
+
+
+def test_bags_that_become_fewer_have_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread may resize an array between two looks at it."""
+    from shardcore.features import plain
+    from shardcore.features.planned import FeatureInput
+
+    ids, splits = np.array([1, 2, 3, 4]), np.array([0, 2, 3, 4])
+    look = plain.plain_bags
+
+    def resized(leaf: Any) -> Any:
+        found = look(leaf)
+        ids.resize(2, refcheck=False)
+        splits.resize(2, refcheck=False)
+        return found
+
+    monkeypatch.setattr(plain, "plain_bags", resized)
+    config = sc.FeatureConfig(sc.TableConfig(10, 2, name="t"))
+    feature = FeatureInput(config, "features", "weights", "t")
+    (found,) = plain.prepare_plain_features([feature], [(ids, splits)], [None])
+    assert found is not None
+    assert (found.shape, found.bags.ids.tolist(), found.bags.row_splits.tolist()) == (
+        (1,),
+        [1, 2],
+        [0, 2],
+    )
 
 
 @pytest.mark.parametrize("function", ["row_splits_from_lengths", "row_splits_from_row_ids"])
