@@ -54,6 +54,10 @@
 #define SC_ASK_HALF 32
 #define SC_ASK_AGAIN 64
 
+/* Whether a row that is summed in parts is asked for in parts, too, so that memory is busy throughout; else
+   the first part asks for all of it. Where rows are in a cache, to go back to each of them takes longer. */
+#define SC_EVENLY(ask) (((ask) & SC_ASK_AGAIN) != 0)
+
 #if defined(__clang__)
 #define SC_VECTORS(number, bytes) number __attribute__((vector_size(bytes), aligned(sizeof(number)), may_alias))
 #define SC_UNROLL _Pragma("clang loop unroll(full)")

@@ -27,38 +27,36 @@ SC_INLINE const ROW *NAME(sc_row_of_)(const void *table, ptrdiff_t stride, INDEX
     return (const ROW *)((size_t)table + (size_t)id * (size_t)stride);
 }
 
-/* While position `at` is summed, ask for the rows that come, up to position `last`. Of ids that are not
-   checked yet a row may lie anywhere: addresses are numbers here, no pointers. */
+/* While position `at` is summed, ask for the rows that come, up to position `last`: for the lines that begin
+   in their columns [column, column + width). Of ids that are not checked yet a row may lie anywhere:
+   addresses are numbers here, no pointers. */
 SC_INLINE void NAME(sc_ask_)(const void *table, ptrdiff_t stride, ptrdiff_t dim, const INDEX *ids,
-                             ptrdiff_t at, ptrdiff_t last, int ask) {
+                             ptrdiff_t at, ptrdiff_t last, int ask, ptrdiff_t column, ptrdiff_t width) {
     const ptrdiff_t size = dim * (ptrdiff_t)sizeof(ROW);
+    const ptrdiff_t start = column * (ptrdiff_t)sizeof(ROW), end = start + width * (ptrdiff_t)sizeof(ROW);
     const ptrdiff_t far = ask & SC_ASK_AGAIN ? SC_TWICE : SC_FAR;
+#define ASK_FOR_LINES(PREFETCH, ahead, step)                                                       \
+    const size_t row = (size_t)NAME(sc_row_of_)(table, stride, ids[at + (ahead)]);                 \
+    SC_UNROLL_SOME for (ptrdiff_t byte = (start + (step) - 1) / (step) * (step); byte < end;       \
+                        byte += (step))                                                            \
+        PREFETCH((const void *)(row + (size_t)byte));                                              \
+    if ((ask & SC_ASK_END) && end == size)                                                         \
+        PREFETCH((const void *)(row + (size_t)size - 1));
     if ((ask & SC_ASK_FAR) && at + far < last) {
-        const size_t row = (size_t)NAME(sc_row_of_)(table, stride, ids[at + far]);
-        if (ask & SC_ASK_HALF)
-            SC_UNROLL_SOME for (ptrdiff_t byte = 0; byte < size; byte += 2 * SC_LINE)
-                SC_PREFETCH_READ((const void *)(row + (size_t)byte));
-        else
-            SC_UNROLL_SOME for (ptrdiff_t byte = 0; byte < size; byte += SC_LINE)
-                SC_PREFETCH_READ((const void *)(row + (size_t)byte));
-        if (ask & SC_ASK_END)
-            SC_PREFETCH_READ((const void *)(row + (size_t)size - 1));
+        if (ask & SC_ASK_HALF) {
+            ASK_FOR_LINES(SC_PREFETCH_READ, far, 2 * SC_LINE)
+        } else {
+            ASK_FOR_LINES(SC_PREFETCH_READ, far, SC_LINE)
+        }
     }
     if ((ask & SC_ASK_AGAIN) && at + SC_AGAIN < last) {
-        const size_t row = (size_t)NAME(sc_row_of_)(table, stride, ids[at + SC_AGAIN]);
-        SC_UNROLL_SOME for (ptrdiff_t byte = 0; byte < size; byte += SC_LINE)
-            SC_PREFETCH_READ((const void *)(row + (size_t)byte));
-        if (ask & SC_ASK_END)
-            SC_PREFETCH_READ((const void *)(row + (size_t)size - 1));
+        ASK_FOR_LINES(SC_PREFETCH_READ, SC_AGAIN, SC_LINE)
     }
     const ptrdiff_t near = ask & SC_ASK_FIRST ? SC_FIRST(ask, size) : SC_NEAR;
     if ((ask & (SC_ASK_NEAR | SC_ASK_FIRST)) && at + near < last) {
-        const size_t row = (size_t)NAME(sc_row_of_)(table, stride, ids[at + near]);
-        SC_UNROLL_SOME for (ptrdiff_t byte = 0; byte < size; byte += SC_LINE)
-            SC_PREFETCH_NEAR((const void *)(row + (size_t)byte));
-        if (ask & SC_ASK_END)
-            SC_PREFETCH_NEAR((const void *)(row + (size_t)size - 1));
+        ASK_FOR_LINES(SC_PREFETCH_NEAR, near, SC_LINE)
     }
+#undef ASK_FOR_LINES
 }
 
 /* Return an id, read once: another thread may write to ids that are the caller's. */
@@ -72,12 +70,13 @@ SC_INLINE int NAME(sc_sum_columns_)(const void *table, ptrdiff_t stride, ptrdiff
                                     const INDEX *ids, uint64_t limit, ptrdiff_t lo, ptrdiff_t hi,
                                     ptrdiff_t last, int ask, const NUMBER *weights,
                                     ptrdiff_t column, ptrdiff_t width, NUMBER *out) {
+    const ptrdiff_t asked = SC_EVENLY(ask) ? column : 0, asked_width = SC_EVENLY(ask) ? width : dim;
     NUMBER totals[SC_WIDE];
     CLEAR(totals, width);
     if (weights == NULL)
         for (ptrdiff_t i = lo; i < hi; i++) {
             const INDEX id = NAME(sc_id_at_)(ids, i);
-            NAME(sc_ask_)(table, stride, dim, ids, i, last, ask);
+            NAME(sc_ask_)(table, stride, dim, ids, i, last, ask, asked, asked_width);
             if ((uint64_t)(int64_t)id >= limit)
                 return 0;
             ADD(totals, NAME(sc_row_of_)(table, stride, id) + column, width);
@@ -88,7 +87,7 @@ SC_INLINE int NAME(sc_sum_columns_)(const void *table, ptrdiff_t stride, ptrdiff
             if ((uint64_t)(int64_t)id >= limit)
                 return 0;
             ADD_TIMES(totals, NAME(sc_row_of_)(table, stride, id) + column, weights[i], width);
-            NAME(sc_ask_)(table, stride, dim, ids, i, last, ask);
+            NAME(sc_ask_)(table, stride, dim, ids, i, last, ask, asked, asked_width);
         }
     PUT(totals, width, out + column);
     return 1;
@@ -101,7 +100,7 @@ SC_INLINE int NAME(sc_sum_narrow_)(const void *table, ptrdiff_t stride, ptrdiff_
     NUMBER totals[SC_FEW] = {0};
     for (ptrdiff_t i = lo; i < hi; i++) {
         const INDEX id = NAME(sc_id_at_)(ids, i);
-        NAME(sc_ask_)(table, stride, dim, ids, i, last, ask);
+        NAME(sc_ask_)(table, stride, dim, ids, i, last, ask, 0, dim);
         if ((uint64_t)(int64_t)id >= limit)
             return 0;
         const ROW *row = NAME(sc_row_of_)(table, stride, id);
@@ -123,8 +122,8 @@ SC_INLINE int NAME(sc_sum_parts_)(const void *table, ptrdiff_t stride, ptrdiff_t
     if (dim < SC_FEW)
         return NAME(sc_sum_narrow_)(table, stride, dim, ids, limit, lo, hi, last, ask, weights, out);
 #define SUM_COLUMNS(at, width)                                                                     \
-    if (!NAME(sc_sum_columns_)(table, stride, dim, ids, limit, lo, hi, last, (at) ? 0 : ask,       \
-                               weights, at, width, out))                                           \
+    if (!NAME(sc_sum_columns_)(table, stride, dim, ids, limit, lo, hi, last,                       \
+                               (at) && !SC_EVENLY(ask) ? 0 : ask, weights, at, width, out))        \
         return 0;
 #define SUM_IF_THERE_ARE(width)                                                                    \
     if (widest > width && column + width <= dim) {                                                 \
