@@ -33,8 +33,9 @@
    from there, for the first, near. Or from memory for the first at once, as far ahead as has room there, or
    half as far: of few rows the second cache may have most. `ask` of a sum has a bit for each, one for every
    other line, far ahead, where processors read the other half of a pair by themselves, one for rows that do
-   not begin where cache lines do, which end in one line more, and one for a second request, for the same
-   cache, where processors drop some of those that come close together; of two, the first comes later. */
+   not begin where cache lines do, which end in one line more, one for a second request, for the same
+   cache, where processors drop some of those that come close together; of two, the first comes later; and
+   one for rows that are asked for in parts. */
 #define SC_FAR 64
 #define SC_NEAR 16
 #define SC_TWICE 32
@@ -54,9 +55,16 @@
 #define SC_ASK_HALF 32
 #define SC_ASK_AGAIN 64
 
-/* Whether a row that is summed in parts is asked for in parts, too, so that memory is busy throughout; else
-   the first part asks for all of it. Where rows are in a cache, to go back to each of them takes longer. */
-#define SC_EVENLY(ask) (((ask) & SC_ASK_AGAIN) != 0)
+#define SC_ASK_PARTS 128
+
+/* Whether a row is summed in parts, each of which asks for its own columns with SC_ASK_PARTS, near: so they
+   come into the first cache in time, and memory is busy throughout; else the first part asks for all of
+   it. With AVX-512 such rows have over 256 columns, and were not measured. */
+#if defined(__AVX512F__)
+#define SC_IN_PARTS(dim, number_bytes) 0
+#else
+#define SC_IN_PARTS(dim, number_bytes) ((dim) * (ptrdiff_t)(number_bytes) > SC_WIDE * (ptrdiff_t)sizeof(float))
+#endif
 
 #if defined(__clang__)
 #define SC_VECTORS(number, bytes) number __attribute__((vector_size(bytes), aligned(sizeof(number)), may_alias))

@@ -169,7 +169,7 @@ cdef bint combine(const row_t* table, Py_ssize_t stride, Py_ssize_t dim, const i
     if asking == INTO_FIRST:
         ask = ASK_FIRST | ASK_SOON
     elif asking == BY_LINES:
-        ask = ask_by_lines(dim * sizeof(row_t), False)
+        ask = ask_by_lines(dim * sizeof(row_t), in_parts(dim, sizeof(value_t)), False)
     ask = begin_asking(table, stride, dim, ids__n, <Py_ssize_t>0, n, ask)
     for b in range(bags):
         if not sum_rows(table, stride, dim, ids__n, limit, splits[b], splits[b + 1], n, ask,

@@ -22,10 +22,12 @@ cdef extern from "columns.h" nogil:
         ASK_END "SC_ASK_END"
         ASK_HALF "SC_ASK_HALF"
         ASK_AGAIN "SC_ASK_AGAIN"
+        ASK_PARTS "SC_ASK_PARTS"
         FAR "SC_FAR"
     void ask_for_row "sc_ask_for_row"(const void* row, Py_ssize_t size)
     void ask_for_row_near "sc_ask_for_row_near"(const void* row, Py_ssize_t size)
     void ask_for_update "sc_ask_for_update"(const void* row, Py_ssize_t size)
+    bint in_parts "SC_IN_PARTS"(Py_ssize_t dim, Py_ssize_t number_bytes)
     # occurrences between asking for a row and using it
     Py_ssize_t rows_ahead "SC_AHEAD"(int ask, Py_ssize_t row_bytes)
     const uint64_t ANY "UINT64_MAX"     # the limit of ids that are checked, and of addresses
@@ -109,11 +111,14 @@ cdef inline bint sum_rows(const row_t* table, Py_ssize_t stride, Py_ssize_t dim,
                                         weights__n, out)
 
 
-cdef inline int ask_by_lines(Py_ssize_t row_bytes, bint cached) noexcept nogil:
+cdef inline int ask_by_lines(Py_ssize_t row_bytes, bint parts, bint cached) noexcept nogil:
     """Return how rows are asked for line by line: far ahead, and near too where most are in a cache.
 
-    Of others, narrow rows are asked for so as well, and wide ones far ahead twice.
+    Of others, narrow rows are asked for so as well, and wide ones far ahead twice; those that are
+    summed in parts near only, by each part for itself.
     """
+    if parts:
+        return ASK_NEAR | ASK_PARTS
     return ASK_FAR | ASK_NEAR if cached or row_bytes <= NARROW_ROW else ASK_FAR | ASK_AGAIN
 
 

@@ -132,7 +132,7 @@ cdef inline void narrow_stochastic(const value_t* values, Py_ssize_t count, uint
 # --- prefetch ----------------------------------------------------------------------------------
 
 cdef inline int rows_to_ask_for(const index_t* ids__n, Py_ssize_t n, Py_ssize_t row_bytes,
-                                Py_ssize_t table_bytes, int asking) noexcept nogil:
+                                bint parts, Py_ssize_t table_bytes, int asking) noexcept nogil:
     """Return how sums of `n` rows ask for those that come: bits ASK_FAR and ASK_NEAR, or ASK_FIRST.
 
     `asking`: as suits the processor. Into the first cache: all rows. By lines: see `ask_by_lines`.
@@ -143,8 +143,8 @@ cdef inline int rows_to_ask_for(const index_t* ids__n, Py_ssize_t n, Py_ssize_t 
     if asking == INTO_FIRST:
         return ASK_FIRST
     if asking == BY_LINES:
-        return ask_by_lines(
-            row_bytes, row_bytes > NARROW_ROW and n > UNSAMPLED and come_back(ids__n, n))
+        return ask_by_lines(row_bytes, parts, not parts and row_bytes > NARROW_ROW
+                            and n > UNSAMPLED and come_back(ids__n, n))
     if n <= STRETCH:
         return ASK_FAR
     if 0 <= table_bytes <= CACHED:
@@ -255,8 +255,8 @@ cdef bint _segment_reduce(const row_t* table, Py_ssize_t table_bytes, Py_ssize_t
                           int asking) noexcept nogil:
     cdef Py_ssize_t b
     cdef Py_ssize_t first = row_splits[0], last = row_splits[bags]
-    cdef int ask = rows_to_ask_for(ids__n + first, last - first, dim * sizeof(row_t), table_bytes,
-                                   asking)
+    cdef int ask = rows_to_ask_for(ids__n + first, last - first, dim * sizeof(row_t),
+                                   in_parts(dim, sizeof(value_t)), table_bytes, asking)
     cdef value_t* out
     ask = begin_asking(table, stride, dim, ids__n, first, last, ask)
     for b in range(bags):

@@ -70,7 +70,8 @@ SC_INLINE int NAME(sc_sum_columns_)(const void *table, ptrdiff_t stride, ptrdiff
                                     const INDEX *ids, uint64_t limit, ptrdiff_t lo, ptrdiff_t hi,
                                     ptrdiff_t last, int ask, const NUMBER *weights,
                                     ptrdiff_t column, ptrdiff_t width, NUMBER *out) {
-    const ptrdiff_t asked = SC_EVENLY(ask) ? column : 0, asked_width = SC_EVENLY(ask) ? width : dim;
+    const ptrdiff_t asked = ask & SC_ASK_PARTS ? column : 0;
+    const ptrdiff_t asked_width = ask & SC_ASK_PARTS ? width : dim;
     NUMBER totals[SC_WIDE];
     CLEAR(totals, width);
     if (weights == NULL)
@@ -123,7 +124,7 @@ SC_INLINE int NAME(sc_sum_parts_)(const void *table, ptrdiff_t stride, ptrdiff_t
         return NAME(sc_sum_narrow_)(table, stride, dim, ids, limit, lo, hi, last, ask, weights, out);
 #define SUM_COLUMNS(at, width)                                                                     \
     if (!NAME(sc_sum_columns_)(table, stride, dim, ids, limit, lo, hi, last,                       \
-                               (at) && !SC_EVENLY(ask) ? 0 : ask, weights, at, width, out))        \
+                               (at) && !(ask & SC_ASK_PARTS) ? 0 : ask, weights, at, width, out))  \
         return 0;
 #define SUM_IF_THERE_ARE(width)                                                                    \
     if (widest > width && column + width <= dim) {                                                 \
@@ -147,17 +148,20 @@ SC_INLINE int NAME(sc_sum_parts_)(const void *table, ptrdiff_t stride, ptrdiff_t
 
 /* Write the (weighted) sum of rows ids[lo:hi], in that order, to out (dim,), and return whether all ids are
    below `limit`: each is read once, and not used where it is not. The dims of most tables have bodies in
-   which every count is known; and asking again has some of its own, as others would take longer by a test
-   of it for every id. */
+   which every count is known; and asking again, or in parts, has some of its own, as others would take
+   longer by a test of it for every id. */
 static int NAME(sc_sum_)(const void *table, ptrdiff_t stride, ptrdiff_t dim, const INDEX *ids,
                          uint64_t limit, ptrdiff_t lo, ptrdiff_t hi, ptrdiff_t last, int ask,
                          const NUMBER *weights, NUMBER *out) {
-    const int once = ask & ~SC_ASK_AGAIN;
+    const int once = ask & ~(SC_ASK_AGAIN | SC_ASK_PARTS), end = ask & SC_ASK_END;
 #define SUM_PARTS_OF(dim, ask)                                                                     \
     NAME(sc_sum_parts_)(table, stride, dim, ids, limit, lo, hi, last, ask, weights, out)
 #define SUM_ROWS_OF(dim)                                                                           \
-    return ask & SC_ASK_AGAIN ? SUM_PARTS_OF(dim, SC_ASK_FAR | SC_ASK_AGAIN | (ask & SC_ASK_END))  \
-                              : SUM_PARTS_OF(dim, once)
+    if (SC_IN_PARTS(dim, sizeof(NUMBER)) && (ask & SC_ASK_PARTS))                                  \
+        return SUM_PARTS_OF(dim, SC_ASK_NEAR | SC_ASK_PARTS | end);                                \
+    if (!SC_IN_PARTS(dim, sizeof(NUMBER)) && (ask & SC_ASK_AGAIN))                                 \
+        return SUM_PARTS_OF(dim, SC_ASK_FAR | SC_ASK_AGAIN | end);                                 \
+    return SUM_PARTS_OF(dim, once)
     switch (dim) {
     case 16:
         return SUM_PARTS_OF(16, once); /* rows of 128 bytes and less */
