@@ -54,7 +54,6 @@
 #define SC_ASK_END 16
 #define SC_ASK_HALF 32
 #define SC_ASK_AGAIN 64
-
 #define SC_ASK_PARTS 128
 
 /* Whether a row is summed in parts, each of which asks for its own columns with SC_ASK_PARTS, near: so they
