@@ -1,8 +1,8 @@
 """Ids in bags, taken: those of all features of a batch, copied and checked by threads that share them.
 
-The copies are what is used: see ``taken_ids.pxi``. Ids, and row splits, are remembered by where they
+Only the copies are used: see ``taken_ids.pxi``. Ids, and row splits, are remembered by where they
 lie, so that an array which another thread gives another shape or dtype meanwhile is still read as
-it was added. What is no plain array is refused when it is added, and left to others to say.
+it was added. Anything but a plain array is refused when it is added; others say why.
 """
 
 from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc

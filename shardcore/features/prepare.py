@@ -62,7 +62,9 @@ def prepare_features(
     """
     plain = prepare_plain_features(features, leaves, weight_leaves, narrow)
     for at, ready in enumerate(plain):
-        yield ready or _prepared(features[at], leaves[at], weight_leaves[at], keep)
+        if ready is None:
+            ready = _prepared(features[at], leaves[at], weight_leaves[at], keep)
+        yield ready
 
 
 def prepare_feature(

@@ -152,7 +152,7 @@ class StagedUpdates:
 
     Each row is updated once, by its summed gradient; or once per occurrence, with an optimizer that
     does not accumulate. Rows of a short dtype are rounded back once. All that Python computes, and
-    can fail, happens in `add` and `ready`; what `ready` returns only runs kernels.
+    can fail, happens in `add` and `ready`; the callable that `ready` returns only runs kernels.
 
     Attributes
     ----------
