@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 
 import pytest
 
-SECONDS = 0.15
-"""Beyond NumPy, of this process's own time: other programs make the clock on the wall run on."""
+TIMES_NUMPYS = 1.4
+"""Of NumPy's own import, which is timed in the same runs: a slow machine is slow with both. It was
+1.0 to 1.1 when this was written."""
 
 FRAMEWORKS = {
     "flax", "jax", "jaxlib", "keras", "ml_dtypes", "optax", "pandas", "polars", "pyarrow", "scipy",
@@ -19,19 +21,20 @@ FRAMEWORKS = {
 
 TIMED = """
 import json, sys, time
+times = [time.process_time()]  # of this process: other programs make the clock on the wall run on
 import numpy
-before = time.process_time()
+times.append(time.process_time())
 import shardcore as sc
-took = time.process_time() - before
+times.append(time.process_time())
 sc.backends()
 sc.optimizers.SGD(0.1)
 sc.ShardedEmbedding(sc.FeatureConfig(sc.TableConfig(5, 2)), sc.optimizers.SGD(0.1))([[1]])
-print(json.dumps([took, sorted(sys.modules)]))
+print(json.dumps([times, sorted(sys.modules)]))
 """
 
 
 def run(folder):
-    """Return the seconds, and the packages that are there after a lookup."""
+    """Return the seconds of NumPy's import, those of ours, and the packages after a lookup."""
     environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(folder)}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # installed packages are compiled to bytecode
     done = subprocess.run(
@@ -42,8 +45,9 @@ def run(folder):
         timeout=120,
         check=True,
     )
-    took, modules = json.loads(done.stdout)
-    return took, {name.partition(".")[0] for name in modules}
+    (start, numpy_imported, all_imported), modules = json.loads(done.stdout)
+    packages = {name.partition(".")[0] for name in modules}
+    return numpy_imported - start, all_imported - numpy_imported, packages
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +58,11 @@ def runs(tmp_path_factory):
 
 
 def test_it_takes_little_more_than_numpys(runs):
-    assert min(took for took, _ in runs) <= SECONDS
+    ratios = [ours / numpys for numpys, ours, _ in runs]
+    assert statistics.median(ratios) <= TIMES_NUMPYS, ratios
 
 
 def test_no_framework_is_imported_unasked(runs):
-    for _, packages in runs:
+    for _, _, packages in runs:
         assert "shardcore" in packages
         assert packages & FRAMEWORKS == set()
