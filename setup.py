@@ -49,7 +49,9 @@ UPDATE = (
 UTILITY = f"{CORE}._cyutility"  # memoryview support code, compiled once for all kernels
 KERNELS = ["bag_max", "constants", "cpu", "hashing", "occurrences", "offsets", "partition"]
 KERNELS += ["random", "routing", "slices", "taken_bags", "triples"]
-STORE = ["lock", "tally", "work"]  # what no interrupt may split
+STORE = ["companion", "lock", "tally", "work"]  # what no interrupt may split
+
+THREADING = [f"shardcore/store/{name}.h" for name in ("companion", "cores")]
 
 # One body (a .pxi) compiled for several instruction sets; the best that runs here is picked when
 # the store is imported. Floating contraction is off in all of them, so they agree bit for bit.
@@ -219,7 +221,7 @@ class BuildExt(build_ext):
 
 def kernel(name: str, source: str, *pxi: str) -> Extension:
     """Return one extension module of the distribution."""
-    headers = [f"shardcore/_core/{name}.h" for name in ("columns", "scalars", "sum_rows")]
+    headers = [f"shardcore/_core/{name}.h" for name in ("columns", "scalars", "share", "sum_rows")]
     headers.append(f"{UPDATE}/shardcore_update.h")
     depends = ["setup.py", *headers, *pxi]
     return Extension(name, [source], include_dirs=["shardcore/_core", UPDATE], depends=depends)
@@ -234,8 +236,7 @@ def source_in_c(extension: Extension) -> Extension:
 extensions = [kernel(UTILITY, "shardcore/_core/_cyutility.c")]
 extensions += [kernel(f"{CORE}.{name}", f"shardcore/_core/{name}.pyx") for name in KERNELS]
 extensions += [
-    kernel(f"shardcore.store.{name}", f"shardcore/store/{name}.pyx", "shardcore/store/cores.h")
-    for name in STORE
+    kernel(f"shardcore.store.{name}", f"shardcore/store/{name}.pyx", *THREADING) for name in STORE
 ]
 extensions += [
     kernel("shardcore_optimizers._hyper", "plugins/shardcore_optimizers/_hyper.pyx", *HYPER)

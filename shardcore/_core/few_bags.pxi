@@ -5,12 +5,14 @@ knows a table; what a call needs of it is read once. The call takes ids and row 
 given. They are the caller's, and another thread may write to them: row splits are copied to the
 stack, and the copies are checked and used; an id is read once, and checked before its row is read.
 Weights lead nowhere, and are read where they lie. What is not plain, or too much, or breaks a rule,
-is left to others, which say so; what is too much, to a function that the caller names.
+is left to others, which say so; what is too much, to a function that the caller names. Half of the
+bags may be combined by another thread, if the caller knows of one: see ``share.h``.
 
 This body is included by one tiny module per instruction set. Rows are summed by the functions of
 ``columns.h``, as in ``rows.pxi``: the results are the same bits.
 """
 
+from cpython.pycapsule cimport PyCapsule_GetPointer
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
 from shardcore._core.partition cimport Placement, Rule, addresses_of
@@ -26,9 +28,36 @@ cdef enum:
     MOST = 2048         # ids, and bags, that the copies on the stack have room for
     MOST_NUMBERS = 1 << 19  # of the rows named: from then on a batch may be cut over threads
     SHORT = 1 << 13     # so few are summed before another thread would have the interpreter
+    SHARED = 1 << 14    # so many are worth an offer to another thread, if it looks for work
+
+cdef extern from "share.h" nogil:
+    ctypedef void (*Sharing "sc_sharing")(void (*part)(void* work, int part), void* work)
+    const char* SHARING_NAME "SC_SHARING"
 
 MOST_IDS = MOST
 """Ids, and bags, of which a lookup may have so many here."""
+
+
+cdef struct Call:               # what both parts of a call need
+    const void* table           # of the one array
+    Py_ssize_t stride
+    Py_ssize_t dim
+    int kind
+    int asking
+    const Rule* rule            # NULL: one array; else rows lie where these say
+    const int64_t* bases
+    int64_t* addresses__n       # room for them
+    const void* ids__n          # of int64 if `wide`, else of int32, not checked yet
+    bint wide
+    uint64_t limit
+    Py_ssize_t ids_count
+    const int64_t* splits
+    Py_ssize_t bags
+    Py_ssize_t middle           # the first bag of the second part
+    const void* weights
+    int divided
+    void* out
+    bint right[2]               # by part: whether ids and sums are right
 
 
 cdef class FewBags:
@@ -36,7 +65,8 @@ cdef class FewBags:
 
     Made of the address of each shard's first row, where `placement` finds rows among several, the
     bytes from row to row, their kind, columns and number, the way in which rows are asked for ahead,
-    what does as `combine` does where bags are not few, or None, and what holds on to the memory.
+    what does as `combine` does where bags are not few, or None, a capsule of the function by which
+    calls share their work with another thread, as in ``share.h``, and what holds on to the memory.
     """
 
     cdef const int64_t[::1] bases__s
@@ -49,15 +79,17 @@ cdef class FewBags:
     cdef int64_t rows
     cdef int asking
     cdef object combine_many
+    cdef Sharing sharing
     cdef object held
 
     def __init__(self, const int64_t[::1] bases__s, Placement placement, Py_ssize_t stride,
                  int kind, Py_ssize_t dim, int64_t rows, int asking, combine_many,
-                 held):
+                 sharing, held):
         self.bases__s, self.placement, self.stride = bases__s, placement, stride
         self.bases, self.rule = &bases__s[0], NULL if placement is None else &placement.rule
         self.kind, self.dim, self.rows, self.held = kind, dim, rows, held
         self.asking, self.combine_many = asking, combine_many
+        self.sharing = <Sharing>PyCapsule_GetPointer(sharing, SHARING_NAME)
 
     def combine(self, values, row_splits, weights, int divided, out):
         """Write the combined rows of each bag to `out`; return whether that was done.
@@ -94,6 +126,7 @@ cdef class FewBags:
                               const Py_buffer* factors, int divided,
                               const Py_buffer* sums) noexcept:
         cdef int64_t own_splits[MOST + 1]
+        cdef Call call
         cdef const void* weights = NULL
         cdef Py_ssize_t n, bags
         cdef Py_ssize_t size = 8 if self.kind == FLOAT64 else 4     # of the working dtype
@@ -111,70 +144,105 @@ cdef class FewBags:
         copy_numbers(<const int64_t*>splits.buf, bags + 1, own_splits)
         if not are_splits(own_splits, bags, n):
             return False
-        if holds(ids, INTEGERS, 8):
-            return self.combine_ids(<const int64_t*>ids.buf, n, own_splits, bags, weights, divided,
-                                    sums.buf)
-        if holds(ids, INTEGERS, 4):
-            return self.combine_ids(<const int32_t*>ids.buf, n, own_splits, bags, weights, divided,
-                                    sums.buf)
-        return False
+        call.wide = holds(ids, INTEGERS, 8)
+        if not (call.wide or holds(ids, INTEGERS, 4)):
+            return False
+        call.ids__n, call.ids_count, call.splits, call.bags = ids.buf, n, own_splits, bags
+        call.weights, call.divided, call.out = weights, divided, sums.buf
+        return self.combine_ids(&call)
 
-    cdef bint combine_ids(self, const index_t* ids__n, Py_ssize_t n, const int64_t* splits,
-                          Py_ssize_t bags, const void* weights, int divided, void* out) noexcept:
-        cdef bint right
-        if n * self.dim <= SHORT:
-            return self.combine_rows(ids__n, n, splits, bags, weights, divided, out)
-        with nogil:
-            right = self.combine_rows(ids__n, n, splits, bags, weights, divided, out)
-        return right
-
-    cdef bint combine_rows(self, const index_t* ids__n, Py_ssize_t n, const int64_t* splits,
-                           Py_ssize_t bags, const void* weights, int divided,
-                           void* out) noexcept nogil:
+    cdef bint combine_ids(self, Call* call) noexcept:
         """Combine rows of the one array, or of those that the placement finds."""
         cdef int64_t addresses__n[MOST]
-        if self.rule == NULL:
-            return self.combine_kind(<const void*><size_t>self.bases[0], self.stride, ids__n,
-                                     <uint64_t>self.rows, n, splits, bags, weights, divided, out)
-        if addresses_of(self.rule, ids__n, n, self.bases, self.stride, addresses__n) >= 0:
-            return False
-        return self.combine_kind(NULL, 1, <const int64_t*>addresses__n, ANY, n, splits, bags,
-                                 weights, divided, out)
-
-    cdef bint combine_kind(self, const void* table, Py_ssize_t stride, const index_t* ids__n,
-                           uint64_t limit, Py_ssize_t n, const int64_t* splits, Py_ssize_t bags,
-                           const void* weights, int divided, void* out) noexcept nogil:
-        """Choose the body for the type of the rows."""
-        if self.kind == FLOAT64:
-            return combine(<const float64_t*>table, stride, self.dim, ids__n, limit, n, splits, bags,
-                           self.asking, <const float64_t*>weights, divided, <float64_t*>out)
-        if self.kind == HALF:
-            return combine(<const half_t*>table, stride, self.dim, ids__n, limit, n, splits, bags,
-                           self.asking, <const float32_t*>weights, divided, <float32_t*>out)
-        if self.kind == BFLOAT:
-            return combine(<const bfloat_t*>table, stride, self.dim, ids__n, limit, n, splits, bags,
-                           self.asking, <const float32_t*>weights, divided, <float32_t*>out)
-        return combine(<const float32_t*>table, stride, self.dim, ids__n, limit, n, splits, bags,
-                       self.asking, <const float32_t*>weights, divided, <float32_t*>out)
+        cdef Py_ssize_t numbers = call.ids_count * self.dim
+        call.table, call.stride = <const void*><size_t>self.bases[0], self.stride
+        call.limit = <uint64_t>self.rows
+        call.rule, call.bases, call.addresses__n = self.rule, self.bases, addresses__n
+        call.kind, call.dim, call.asking = self.kind, self.dim, self.asking
+        call.middle = call.bags
+        call.right[0] = call.right[1] = True
+        if numbers <= SHORT:
+            combine_part(call, 0)
+            return call.right[0]
+        with nogil:
+            if numbers >= SHARED:
+                call.middle = middle_of(call)
+            if call.middle == call.bags:
+                combine_part(call, 0)
+            else:
+                self.sharing(combine_part, call)
+        return call.right[0] and call.right[1]
 
 
-cdef bint combine(const row_t* table, Py_ssize_t stride, Py_ssize_t dim, const index_t* ids__n,
-                  uint64_t limit, Py_ssize_t n, const int64_t* splits, Py_ssize_t bags,
-                  int asking, const value_t* weights__n, int divided,
+cdef Py_ssize_t middle_of(const Call* call) noexcept nogil:
+    """Return the first bag that is not of the first half of the ids."""
+    cdef Py_ssize_t low = 0, high = call.bags, middle
+    while low < high:
+        middle = (low + high) // 2
+        if 2 * call.splits[middle] < call.ids_count:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+cdef void combine_part(void* given, int part) noexcept nogil:
+    """Combine the bags before the middle of a call, or those behind it."""
+    cdef Call* call = <Call*>given
+    cdef Py_ssize_t first = call.middle if part else 0
+    cdef Py_ssize_t last = call.bags if part else call.middle
+    if call.wide:
+        call.right[part] = combine_ids(call, <const int64_t*>call.ids__n, first, last)
+    else:
+        call.right[part] = combine_ids(call, <const int32_t*>call.ids__n, first, last)
+
+
+cdef bint combine_ids(const Call* call, const index_t* ids__n, Py_ssize_t first,
+                      Py_ssize_t last) noexcept nogil:
+    """Combine the rows of some bags, once it is known where they are; return whether all is right."""
+    cdef Py_ssize_t start = call.splits[first], count = call.splits[last] - start
+    if call.rule == NULL:
+        return combine_kind(call, call.table, call.stride, ids__n, call.limit, first, last)
+    if addresses_of(call.rule, ids__n + start, count, call.bases, call.stride,
+                    call.addresses__n + start) >= 0:
+        return False
+    return combine_kind(call, NULL, 1, <const int64_t*>call.addresses__n, ANY, first, last)
+
+
+cdef bint combine_kind(const Call* call, const void* table, Py_ssize_t stride,
+                       const index_t* ids__n, uint64_t limit, Py_ssize_t first,
+                       Py_ssize_t last) noexcept nogil:
+    """Choose the body for the type of the rows."""
+    if call.kind == FLOAT64:
+        return combine(call, <const float64_t*>table, stride, ids__n, limit, first, last,
+                       <const float64_t*>call.weights, <float64_t*>call.out)
+    if call.kind == HALF:
+        return combine(call, <const half_t*>table, stride, ids__n, limit, first, last,
+                       <const float32_t*>call.weights, <float32_t*>call.out)
+    if call.kind == BFLOAT:
+        return combine(call, <const bfloat_t*>table, stride, ids__n, limit, first, last,
+                       <const float32_t*>call.weights, <float32_t*>call.out)
+    return combine(call, <const float32_t*>table, stride, ids__n, limit, first, last,
+                   <const float32_t*>call.weights, <float32_t*>call.out)
+
+
+cdef bint combine(const Call* call, const row_t* table, Py_ssize_t stride, const index_t* ids__n,
+                  uint64_t limit, Py_ssize_t first, Py_ssize_t last, const value_t* weights__n,
                   value_t* out__bd) noexcept nogil:
-    """Combine bags; return whether all ids are below `limit`, without which no row is read, and
+    """Combine some bags; return whether all ids are below `limit`, without which no row is read, and
     whether `divide` found what weights leave to be finite."""
+    cdef const int64_t* splits = call.splits
+    cdef Py_ssize_t dim = call.dim, end = splits[last], b
     cdef int ask = ASK_FAR
-    cdef Py_ssize_t b
-    if asking == INTO_FIRST:
+    if call.asking == INTO_FIRST:
         ask = ASK_FIRST | ASK_SOON
-    elif asking == BY_LINES:
+    elif call.asking == BY_LINES:
         ask = ask_by_lines(dim * sizeof(row_t), in_parts(dim, sizeof(value_t)), False)
-    ask = begin_asking(table, stride, dim, ids__n, <Py_ssize_t>0, n, ask)
-    for b in range(bags):
-        if not sum_rows(table, stride, dim, ids__n, limit, splits[b], splits[b + 1], n, ask,
+    ask = begin_asking(table, stride, dim, ids__n, splits[first], end, ask)
+    for b in range(first, last):
+        if not sum_rows(table, stride, dim, ids__n, limit, splits[b], splits[b + 1], end, ask,
                         weights__n, out__bd + b * dim):
             return False
-        if not divide(out__bd + b * dim, dim, weights__n, splits[b], splits[b + 1], divided):
+        if not divide(out__bd + b * dim, dim, weights__n, splits[b], splits[b + 1], call.divided):
             return False
     return True

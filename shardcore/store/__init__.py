@@ -5,6 +5,7 @@
     instruction_set   which compiled body of the row kernels runs here
     lock              locks that no interrupt splits; what a fork waits for    (compiled)
     work              the one pool of threads; changes that run to their end   (compiled)
+    companion         one more thread, for work of microseconds                (compiled)
     threads           how many threads, and how work is cut over them
     taken_bags        ids in bags, copied and checked           (face of _core/taken_bags.pyx)
     few_bags          combine few rows, by one call             (face of _core/few_bags.pxi)

@@ -17,6 +17,7 @@ from shardcore._core import offsets as _offsets
 from shardcore.dtypes import kind_of, working_dtype
 from shardcore.ids.own_arrays import is_plain
 from shardcore.sharding import Layout
+from shardcore.store import threads
 from shardcore.store.instruction_set import best_module
 from shardcore.store.pace import PACE
 from shardcore.store.segment_reduce import reduce_bags
@@ -47,7 +48,8 @@ DIVIDED: Final[dict[str, int]] = _kernel.DIVIDED
 def given_bags_of(arrays: Sequence[NDArray[Any]], layout: Layout | None) -> CombineGiven | None:
     """Return what combines rows of arrays for bags as given; None where rows have no elements.
 
-    Few bags are combined by one compiled call. Many are if all rows lie in one array.
+    Few bags are combined by one compiled call, in halves where another thread looks for such work.
+    Many are if all rows lie in one array.
 
     Parameters
     ----------
@@ -82,6 +84,7 @@ def given_bags_of(arrays: Sequence[NDArray[Any]], layout: Layout | None) -> Comb
         len(first) if layout is None else layout.num_rows,
         PACE.asking,
         partial(_combine_many, first.reshape(-1, dim)) if alone else None,
+        threads.sharing(),
         tuple(arrays),
     )
     combine: CombineGiven = few.combine

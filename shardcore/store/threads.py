@@ -2,7 +2,8 @@
 
 Kernels release the GIL and own no threads; callers with work for several cores cut it into numbered
 tasks and calls `run`. The caller works too, so n threads are n - 1 of the process's one pool and
-the caller. The pool itself is compiled: `shardcore.store.work`.
+the caller. The pool itself is compiled: `shardcore.store.work`. Work that is done before one of it
+would wake is shared with a companion, if at all: `sharing`.
 
 Results never depend on the number of threads: tasks write to disjoint places, and the order of
 every sum is fixed by the kernels.
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from shardcore.errors import ShardcoreValueError
+from shardcore.store import companion
 from shardcore.store.work import run_tasks
 from shardcore.validation.shapes import as_count
 
@@ -28,6 +30,7 @@ __all__ = [
     "ranges",
     "run",
     "set_num_threads",
+    "sharing",
 ]
 
 _VARIABLE = "SHARDCORE_NUM_THREADS"
@@ -67,6 +70,7 @@ def set_num_threads(n: int) -> None:
     if threads > MAX_THREADS:
         raise ShardcoreValueError(f"n must be at most {MAX_THREADS}, got {threads}")
     _num_threads = threads
+    companion.allow(threads > 1)
 
 
 def get_num_threads() -> int:
@@ -140,6 +144,15 @@ def run(count: int, task: Callable[[int], None]) -> None:
         return
     for number in range(count):
         task(number)
+
+
+def sharing() -> object:
+    """Return what kernels hand small work to another thread by, while more than one may be used.
+
+    For work of microseconds: see `shardcore.store.companion`.
+    """
+    companion.allow(get_num_threads() > 1)
+    return companion.SHARING
 
 
 def cut(work: Any, least: int) -> int:

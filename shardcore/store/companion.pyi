@@ -1,0 +1,6 @@
+__all__ = ["SHARING", "allow", "parts_done"]
+
+SHARING: object
+
+def allow(allowed: bool) -> None: ...
+def parts_done() -> int: ...

@@ -1,0 +1,227 @@
+"""The companion: it halves work of microseconds while such work comes often, and sleeps else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardcore as sc
+from shardcore.sharding import Layout
+from shardcore.store import companion, threads
+from shardcore.store.few_bags import DIVIDED, CombineGiven, given_bags_of
+
+SOON = 30.0
+BAGS, IDS, DIM = 64, 32, 64
+
+shared = pytest.mark.skipif(
+    threads.cores_of_process() < 2, reason="the caller ends before a companion on its core begins"
+)
+
+
+@pytest.fixture(autouse=True)
+def two_threads() -> Iterator[None]:
+    before = sc.get_num_threads()
+    sc.set_num_threads(2)
+    yield
+    sc.set_num_threads(before)
+
+
+class Lookup:
+    """A lookup of 64 bags of 32 ids in 1,000 rows, and what it gives."""
+
+    def __init__(self, seed: int = 1, shards: int = 1, dtype: type[np.integer[Any]] = np.int64):
+        rng = np.random.default_rng(seed)
+        rows = rng.integers(-9, 9, (1000, DIM)).astype(np.float32)  # the sums are exact
+        layout = Layout.mod(len(rows), shards)
+        combine = given_bags_of([rows[layout.global_rows(s)] for s in range(shards)], layout)
+        assert combine is not None
+        self.combine: CombineGiven = combine
+        self.ids = rng.integers(0, len(rows), BAGS * IDS).astype(dtype)
+        lengths = rng.multinomial(BAGS * IDS, rng.dirichlet(np.ones(BAGS)))
+        self.row_splits = np.concatenate(([0], np.cumsum(lengths)))
+        sums = [rows[bag].sum(0) for bag in np.split(self.ids, self.row_splits[1:-1])]
+        self.wanted = np.array(sums, np.float32)
+
+    def __call__(self) -> bool:
+        """Look up once; return whether it was done, and is right."""
+        out = np.full((BAGS, DIM), 7, np.float32)
+        done = self.combine(self.ids, self.row_splits, None, DIVIDED["sum"], out)
+        return done and bool((out == self.wanted).all())
+
+    def until_shared(self) -> None:
+        """Look up until the companion has done its part once more."""
+        out = np.empty((BAGS, DIM), np.float32)
+        before, end = companion.parts_done(), time.monotonic() + SOON
+        while companion.parts_done() == before:
+            assert self.combine(self.ids, self.row_splits, None, DIVIDED["sum"], out)
+            assert time.monotonic() < end, "no companion came"
+
+
+@shared
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_work_that_comes_often_is_shared(shards: int, dtype: type[np.integer[Any]]) -> None:
+    look_up = Lookup(shards=shards, dtype=dtype)
+    for _ in range(20):
+        look_up.until_shared()
+        assert all(look_up() for _ in range(20))
+
+
+@shared
+@pytest.mark.parametrize("position", [0, 1, BAGS * IDS // 2, -1])
+@pytest.mark.parametrize("bad", [-1, 1000])
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_bad_id_is_found_in_either_half(position: int, bad: int, shards: int) -> None:
+    look_up = Lookup(shards=shards)
+    wrong, out = look_up.ids.copy(), np.empty((BAGS, DIM), np.float32)
+    wrong[position] = bad
+    for _ in range(5):
+        look_up.until_shared()
+        for _ in range(20):
+            assert not look_up.combine(wrong, look_up.row_splits, None, DIVIDED["sum"], out)
+        assert look_up()
+
+
+@shared
+def test_one_thread_works_alone() -> None:
+    look_up = Lookup()
+    look_up.until_shared()
+    sc.set_num_threads(1)
+    before = companion.parts_done()
+    assert all(look_up() for _ in range(300))
+    assert companion.parts_done() == before
+    sc.set_num_threads(2)
+    look_up.until_shared()
+
+
+@shared
+@pytest.mark.parametrize("lengths", [[BAGS * IDS], [0, BAGS * IDS], [2, 2], [63, 64], [60] * 4])
+def test_one_bag_and_little_work_are_not_shared(lengths: list[int]) -> None:
+    look_up = Lookup()
+    look_up.until_shared()
+    before, n = companion.parts_done(), sum(lengths)
+    row_splits = np.concatenate(([0], np.cumsum(lengths)))
+    out = np.empty((len(lengths), DIM), np.float32)
+    for _ in range(300):
+        assert look_up.combine(look_up.ids[:n], row_splits, None, DIVIDED["sum"], out)
+    assert companion.parts_done() == before
+
+
+N = 2048
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [[N, 0], [0, N, 0, 0], [N - 1, 1], [1, N - 1], [1, N - 2, 1], [1] * N, [0] * 9 + [9, N - 9]],
+)
+def test_work_is_cut_between_bags_of_any_lengths(lengths: list[int]) -> None:
+    rows = np.arange(64, dtype=np.float32).reshape(4, 16)
+    combine = given_bags_of([rows], None)
+    assert combine is not None
+    ids = np.arange(N) % 4
+    row_splits = np.concatenate(([0], np.cumsum(lengths)))
+    wanted = np.array([rows[bag].sum(0) for bag in np.split(ids, row_splits[1:-1])])
+    for _ in range(50):
+        out = np.full((len(lengths), 16), 7, np.float32)
+        assert combine(ids, row_splits, None, DIVIDED["sum"], out)
+        np.testing.assert_array_equal(out, wanted)
+
+
+@shared
+def test_many_callers_are_each_given_their_own_sums() -> None:
+    stop, wrong = threading.Event(), []
+
+    def call(seed: int) -> None:
+        look_up = Lookup(seed, shards=1 + seed % 2)
+        while not stop.is_set():
+            if not look_up():
+                wrong.append(seed)
+
+    callers = [threading.Thread(target=call, args=(seed,)) for seed in range(4)]
+    for caller in callers:
+        caller.start()
+    time.sleep(float(os.environ.get("SHARDCORE_TEST_SECONDS", "1")))
+    stop.set()
+    for caller in callers:
+        caller.join(SOON)
+    assert not wrong
+    Lookup().until_shared()
+
+
+@shared
+def test_it_sleeps_when_no_work_comes() -> None:
+    Lookup().until_shared()
+    time.sleep(0.02)  # it may still look
+    before = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - before < 0.1  # of this process's time, whatever else runs
+
+
+@shared
+def test_work_that_comes_seldom_wakes_nobody() -> None:
+    look_up = Lookup()
+    look_up.until_shared()
+    before = companion.parts_done()
+    for _ in range(20):
+        time.sleep(0.005)
+        assert look_up()
+    assert companion.parts_done() - before < 5  # 0, unless this machine left it no time to sleep
+
+
+PROGRAM = """
+import os, sys, threading
+sys.path.insert(0, {folder!r})
+from test_companion import Lookup, companion
+look_up = Lookup()
+look_up.until_shared()
+stop = threading.Event()
+def call():
+    mine = Lookup(2)
+    while not stop.is_set():
+        assert mine()
+caller = threading.Thread(target=call)
+caller.start()
+codes = []
+for _ in range(20):
+    child = os.fork()
+    if not child:
+        assert companion.parts_done() == 0
+        own = Lookup(3)
+        own.until_shared()
+        os._exit(0 if all(own() for _ in range(50)) else 1)
+    codes.append(os.waitpid(child, 0)[1])
+stop.set()
+caller.join()
+look_up.until_shared()
+print(codes == [0] * 20)
+"""
+
+
+@shared
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks here")
+def test_the_child_of_a_fork_has_its_own() -> None:
+    program = PROGRAM.format(folder=os.path.dirname(__file__))
+    command = [sys.executable, "-P", "-W", "ignore::DeprecationWarning", "-c", program]
+    environment = {**os.environ, "SHARDCORE_NUM_THREADS": "2"}
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert (done.stdout, done.stderr) == ("True\n", "")
+
+
+@shared
+def test_a_process_ends_while_it_looks() -> None:
+    program = f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\n"
+    program += "from test_companion import Lookup\nLookup().until_shared()"
+    environment = {**os.environ, "SHARDCORE_NUM_THREADS": "2"}
+    for _ in range(5):
+        command = [sys.executable, "-P", "-c", program]
+        subprocess.run(command, env=environment, timeout=60, check=True)
