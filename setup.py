@@ -66,7 +66,7 @@ SHARED = ["shardcore/_core/partition.pxd"] + [
     f"shardcore/_core/{name}.pxi"
     for name in (
         *("counter", "divided", "divisor", "finite", "lookups", "plain_arrays", "row_sums"),
-        *("shares", "stored_rows", "updates"),
+        *("shares", "sharing", "stored_rows", "updates"),
     )
 ]
 SHARED += HYPER

@@ -2,17 +2,17 @@
 
 What a small lookup costs is what is around its rows: calls, views, arrays in between. A `FewBags`
 knows a table; what a call needs of it is read once. The call takes ids and row splits as they are
-given. They are the caller's, and another thread may write to them: row splits are copied to the
-stack, and the copies are checked and used; an id is read once, and checked before its row is read.
-Weights lead nowhere, and are read where they lie. What is not plain, or too much, or breaks a rule,
-is left to others, which say so; what is too much, to a function that the caller names. Half of the
-bags may be combined by another thread, if the caller knows of one: see ``share.h``.
+given. They are the caller's, and another thread may write to them: row splits are copied, to the
+stack where they fit, and the copies are checked and used; an id is read once, and checked before its
+row is read. Weights lead nowhere, and are read where they lie. What is not plain, or too much, or
+breaks a rule, is left to others, which say so; what is too much, to a function that the caller names.
+Half of the bags may be combined by another thread, if the caller knows of one: see ``share.h``.
 
 This body is included by one tiny module per instruction set. Rows are summed by the functions of
 ``columns.h``, as in ``rows.pxi``: the results are the same bits.
 """
 
-from cpython.pycapsule cimport PyCapsule_GetPointer
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
 from shardcore._core.partition cimport Placement, Rule, addresses_of
@@ -23,16 +23,14 @@ from types cimport (
 include "plain_arrays.pxi"
 include "row_sums.pxi"
 include "divided.pxi"
+include "sharing.pxi"
 
 cdef enum:
-    MOST = 2048         # ids, and bags, that the copies on the stack have room for
+    MOST = 8192         # ids, and bags
+    FEW = 2048          # of which what a call needs lies on the stack
     MOST_NUMBERS = 1 << 19  # of the rows named: from then on a batch may be cut over threads
     SHORT = 1 << 13     # so few are summed before another thread would have the interpreter
     SHARED = 1 << 14    # so many are worth an offer to another thread, if it looks for work
-
-cdef extern from "share.h" nogil:
-    ctypedef void (*Sharing "sc_sharing")(void (*part)(void* work, int part), void* work)
-    const char* SHARING_NAME "SC_SHARING"
 
 MOST_IDS = MOST
 """Ids, and bags, of which a lookup may have so many here."""
@@ -125,8 +123,10 @@ cdef class FewBags:
     cdef bint combine_buffers(self, const Py_buffer* ids, const Py_buffer* splits,
                               const Py_buffer* factors, int divided,
                               const Py_buffer* sums) noexcept:
-        cdef int64_t own_splits[MOST + 1]
+        cdef int64_t few[2 * FEW + 1]       # row splits, and addresses
+        cdef int64_t* own_splits = few
         cdef Call call
+        cdef bint done = False
         cdef const void* weights = NULL
         cdef Py_ssize_t n, bags
         cdef Py_ssize_t size = 8 if self.kind == FLOAT64 else 4     # of the working dtype
@@ -141,23 +141,29 @@ cdef class FewBags:
             if not (factors.ndim == 1 and factors.shape[0] == n and holds(factors, letter, size)):
                 return False
             weights = factors.buf
-        copy_numbers(<const int64_t*>splits.buf, bags + 1, own_splits)
-        if not are_splits(own_splits, bags, n):
-            return False
         call.wide = holds(ids, INTEGERS, 8)
         if not (call.wide or holds(ids, INTEGERS, 4)):
             return False
-        call.ids__n, call.ids_count, call.splits, call.bags = ids.buf, n, own_splits, bags
-        call.weights, call.divided, call.out = weights, divided, sums.buf
-        return self.combine_ids(&call)
+        if bags + n > 2 * FEW:
+            own_splits = <int64_t*>PyMem_Malloc((bags + 1 + n) * sizeof(int64_t))
+            if own_splits == NULL:
+                return False
+        copy_numbers(<const int64_t*>splits.buf, bags + 1, own_splits)
+        if are_splits(own_splits, bags, n):
+            call.ids__n, call.ids_count, call.splits, call.bags = ids.buf, n, own_splits, bags
+            call.addresses__n = own_splits + bags + 1
+            call.weights, call.divided, call.out = weights, divided, sums.buf
+            done = self.combine_ids(&call)
+        if own_splits != few:
+            PyMem_Free(own_splits)
+        return done
 
     cdef bint combine_ids(self, Call* call) noexcept:
         """Combine rows of the one array, or of those that the placement finds."""
-        cdef int64_t addresses__n[MOST]
         cdef Py_ssize_t numbers = call.ids_count * self.dim
         call.table, call.stride = <const void*><size_t>self.bases[0], self.stride
         call.limit = <uint64_t>self.rows
-        call.rule, call.bases, call.addresses__n = self.rule, self.bases, addresses__n
+        call.rule, call.bases = self.rule, self.bases
         call.kind, call.dim, call.asking = self.kind, self.dim, self.asking
         call.middle = call.bags
         call.right[0] = call.right[1] = True

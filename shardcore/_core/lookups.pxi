@@ -18,6 +18,8 @@ cdef class Lookups(Shares):
     """Lookups in tables: added one by one, cut into shares, made by any number of threads."""
 
     cdef Lookup* lookups
+    cdef int asking             # in which way rows are asked for by the parts of `share`
+    cdef bint right[2]          # whether what these made is right
 
     def __dealloc__(self):
         PyMem_Free(self.lookups)
@@ -62,19 +64,40 @@ cdef class Lookups(Shares):
         They are if their ids name rows and, where divisors are made of weights, these are finite, or
         the sums that have none. O(n·d).
         """
+        cdef bint right
+        with nogil:
+            right = self.make_shares(asking, most)
+        return right
+
+    def share(self, int asking, sharing):
+        """Do what `make` does for all shares, some in another thread, if one looks for such work.
+
+        `sharing` is a capsule as in ``share.h``.
+        """
+        cdef Sharing share = <Sharing>PyCapsule_GetPointer(sharing, SHARING_NAME)
+        self.asking = asking
+        with nogil:
+            share(make_part, <void*>self)
+        return self.right[0] and self.right[1]
+
+    cdef bint make_shares(self, int asking, Py_ssize_t most) noexcept nogil:
         cdef Py_ssize_t share, at
         cdef bint right = True
-        with nogil:
-            while most > 0:
-                share = self.next_share()
-                if share == self.shares:
-                    break
-                for at in range(self.borders[share].part, self.part_after(share)):
-                    if self.first_of(share, at) < self.last_of(share, at):
-                        right &= look_up(&self.lookups[at], self.first_of(share, at),
-                                         self.last_of(share, at), asking)
-                most -= 1
+        while most > 0:
+            share = self.next_share()
+            if share == self.shares:
+                break
+            for at in range(self.borders[share].part, self.part_after(share)):
+                if self.first_of(share, at) < self.last_of(share, at):
+                    right &= look_up(&self.lookups[at], self.first_of(share, at),
+                                     self.last_of(share, at), asking)
+            most -= 1
         return right
+
+
+cdef void make_part(void* lookups, int part) noexcept nogil:
+    """Make shares until none is left: the caller of `share` holds the lookups meanwhile."""
+    (<Lookups>lookups).right[part] = (<Lookups>lookups).make_shares((<Lookups>lookups).asking, ALL)
 
 
 cdef bint look_up(const Lookup* lookup, Py_ssize_t first, Py_ssize_t last,

@@ -638,6 +638,7 @@ cdef void _scatter(scatter_t* table, Py_ssize_t dim, const index_t* ids__n, Py_s
 
 
 include "shares.pxi"
+include "sharing.pxi"
 include "stored_rows.pxi"
 include "finite.pxi"
 include "lookups.pxi"

@@ -1,7 +1,7 @@
-/* A thread that does one of two parts of a small piece of work, without the interpreter and without a
-   system call: it looks for work for a while after the last, and then sleeps. There is one in a process,
-   for all who share; whoever finds it at other work, or asleep, does both parts. Without the atomic
-   operations of GCC and Clang there is none. */
+/* A thread that does one of two parts of some work, without the interpreter, and without a system call while
+   it looks for work: as long as there is some, and a while after that. There is one in a process, for all
+   callers; one that finds it at other work does both parts. Without the atomic operations of GCC and Clang
+   there is none. */
 #ifndef SHARDCORE_COMPANION_H
 #define SHARDCORE_COMPANION_H
 
@@ -18,6 +18,8 @@
 
 #define SC_LOOKS 100000     /* nanoseconds for which it looks: what it would take to wake it, or twice that */
 #define SC_CLOSE 4          /* pieces of work so close together before it is woken: it costs some µs */
+#define SC_MISSES 32        /* offers in a row that were of no use, after which it is left alone, */
+#define SC_PENANCE 10000    /* for so many pieces of work */
 #define SC_PATIENCE 4000    /* looks at the other part before the processor is given away between them */
 
 #if defined(__x86_64__) || defined(__i386__)
@@ -28,22 +30,25 @@
 #define SC_REST() ((void)0)
 #endif
 
-enum { SC_NONE, SC_ASLEEP, SC_CALLED, SC_LOOKING };
+enum { SC_NONE, SC_ASLEEP, SC_CALLED, SC_LOOKING };   /* from "called" on it comes, or is there */
 
 /* A part that is offered, on the stack of the caller until it has ended or is taken back. */
 typedef struct {
     sc_part part;
     void *work;
+    int core;       /* of the caller, -1: not known */
     int ended;
 } sc_offer;
 
 static struct {
     _Alignas(128) sc_offer *offered;
     int64_t done;               /* parts that the companion did */
+    int dismissed;              /* whether it is to look no longer */
     _Alignas(128) int allowed;  /* from here on what is seldom written: in other cache lines */
     int state;
     int close;                  /* how often work came soon after other work, and was not shared */
-    int64_t last;               /* when such work ended */
+    int missed;                 /* how many offers in a row were of no use */
+    int64_t last;               /* when work ended */
     PyThread_type_lock bed;     /* held but while the companion is woken */
     long thread;
     int core;                   /* where it fell asleep */
@@ -66,7 +71,23 @@ static inline int64_t sc_nanoseconds(void) {
     return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
 }
 
-/* Do what is offered until nothing was for a while. */
+/* Let the companion look for work no longer, until it is called: others need the core. */
+static inline void sc_dismiss_companion(void) {
+    if (SC_LOAD(sc_companion.state) == SC_LOOKING)
+        SC_STORE(sc_companion.dismissed, 1);
+}
+
+/* An offer was taken back, or taken on the caller's core. If that is so time after time, there is no core
+   for a companion, whatever the number of threads that are allowed, and it would only cost time. */
+static void sc_miss_companion(void) {
+    if (__atomic_add_fetch(&sc_companion.missed, 1, __ATOMIC_RELAXED) >= SC_MISSES) {
+        __atomic_store_n(&sc_companion.missed, 0, __ATOMIC_RELAXED);
+        SC_STORE(sc_companion.close, -SC_PENANCE);
+        sc_dismiss_companion();
+    }
+}
+
+/* Do what is offered until nothing was for a while, or until it is dismissed. */
 static void sc_look_for_work(void) {
     int64_t end = sc_nanoseconds() + SC_LOOKS;
     int looks = 0;
@@ -75,8 +96,15 @@ static void sc_look_for_work(void) {
         if (offer != NULL && SC_CHANGE(sc_companion.offered, offer, NULL)) {
             __atomic_fetch_add(&sc_companion.done, 1, __ATOMIC_RELAXED);
             offer->part(offer->work, 1);
+            if (offer->core >= 0 && offer->core == sc_own_core())
+                sc_miss_companion();
+            else if (SC_LOAD(sc_companion.missed))
+                SC_STORE(sc_companion.missed, 0);
             SC_STORE(offer->ended, 1);
             looks = -1;
+        } else if (SC_LOAD(sc_companion.dismissed)) {
+            SC_STORE(sc_companion.dismissed, 0);
+            return;
         } else {
             SC_REST();
         }
@@ -104,7 +132,7 @@ static void sc_accompany(void *bed) {
     }
 }
 
-/* Wake the companion, elsewhere than here, or start it. */
+/* Wake the companion, elsewhere than here, or start it; nothing if it is awake. */
 static void sc_call_companion(void) {
     if (SC_CHANGE(sc_companion.state, SC_ASLEEP, SC_CALLED)) {
         sc_cores taken;
@@ -119,37 +147,25 @@ static void sc_call_companion(void) {
     }
 }
 
-/* Do both parts here, and count whether such work comes often enough for two. */
-static void sc_do_alone(sc_part part, void *work) {
-    int64_t begun = sc_nanoseconds();
-    if (begun - __atomic_load_n(&sc_companion.last, __ATOMIC_RELAXED) > SC_LOOKS) {
-        __atomic_store_n(&sc_companion.close, 0, __ATOMIC_RELAXED);
-    } else if (__atomic_add_fetch(&sc_companion.close, 1, __ATOMIC_RELAXED) >= SC_CLOSE) {
-        __atomic_store_n(&sc_companion.close, 0, __ATOMIC_RELAXED);
-        sc_call_companion();
-    }
+static void sc_do_both(sc_part part, void *work) {
     part(work, 0);
     part(work, 1);
-    __atomic_store_n(&sc_companion.last, sc_nanoseconds(), __ATOMIC_RELAXED);
 }
 
-/* Call ``part(work, 0)`` and ``part(work, 1)``, at the same time where the companion looks for work. */
-static void sc_share(sc_part part, void *work) {
-    _Alignas(64) sc_offer offer = {part, work, 0};
+/* Do part 0, and part 1 if the companion has not taken it; return whether it was offered, as it is not
+   while other work is. */
+static int sc_offer_part(sc_part part, void *work, int call) {
+    _Alignas(64) sc_offer offer = {part, work, sc_own_core(), 0};
     int looks = 0;
-    if (!__atomic_load_n(&sc_companion.allowed, __ATOMIC_RELAXED)) {
-        part(work, 0);
-        part(work, 1);
-        return;
-    }
-    if (SC_LOAD(sc_companion.state) != SC_LOOKING || !SC_CHANGE(sc_companion.offered, NULL, &offer)) {
-        sc_do_alone(part, work);
-        return;
-    }
+    if (!SC_CHANGE(sc_companion.offered, NULL, &offer))
+        return 0;
+    if (call)
+        sc_call_companion();
     part(work, 0);
     if (SC_CHANGE(sc_companion.offered, &offer, NULL)) {
+        sc_miss_companion();
         part(work, 1);      /* it has not come to it, and will not */
-        return;
+        return 1;
     }
     while (!SC_LOAD(offer.ended)) {
         SC_REST();
@@ -158,6 +174,52 @@ static void sc_share(sc_part part, void *work) {
             looks = 0;
         }
     }
+    return 1;
+}
+
+/* Whether work has ended so shortly before that more of it is likely. */
+static int sc_work_comes_often(void) {
+    return sc_nanoseconds() - SC_LOAD(sc_companion.last) <= SC_LOOKS;
+}
+
+/* Whether the companion is there or comes, or is worth to be called for work that comes often. */
+static int sc_companion_is_of_use(void) {
+    return SC_LOAD(sc_companion.state) >= SC_CALLED ||
+           (SC_LOAD(sc_companion.close) >= 0 && sc_work_comes_often());
+}
+
+/* Work has ended: see `sc_work_comes_often`. */
+static void sc_work_ended(void) { SC_STORE(sc_companion.last, sc_nanoseconds()); }
+
+/* Call ``part(work, 0)`` and ``part(work, 1)``, work of microseconds: in two threads if the companion looks
+   for work, or soon will. It is called where such work has come soon after other work, several times in a
+   row: only then, as that takes longer than the work, and afterwards, as it might sleep again before the end. */
+static void sc_share_little(sc_part part, void *work) {
+    int often;
+    if (!SC_LOAD(sc_companion.allowed)) {
+        sc_do_both(part, work);
+    } else if (SC_LOAD(sc_companion.state) >= SC_CALLED) {
+        if (!sc_offer_part(part, work, 0))
+            sc_do_both(part, work);
+    } else {
+        often = sc_work_comes_often();
+        sc_do_both(part, work);
+        if (!often) {
+            if (SC_LOAD(sc_companion.close) > 0)
+                SC_STORE(sc_companion.close, 0);
+        } else if (__atomic_add_fetch(&sc_companion.close, 1, __ATOMIC_RELAXED) >= SC_CLOSE) {
+            SC_STORE(sc_companion.close, 0);
+            sc_call_companion();
+        }
+        sc_work_ended();
+    }
+}
+
+/* The same for work that takes longer than to call the companion. */
+static void sc_share_much(sc_part part, void *work) {
+    if (!SC_LOAD(sc_companion.allowed) || !sc_offer_part(part, work, 1))
+        sc_do_both(part, work);
+    sc_work_ended();
 }
 
 static inline void sc_allow_companion(int allowed) {
@@ -173,7 +235,8 @@ static inline int64_t sc_parts_done(void) {
 static int sc_forget_companion(void) {
     sc_companion.offered = NULL;
     sc_companion.state = SC_NONE;
-    sc_companion.close = sc_companion.kept_off = 0;
+    sc_companion.close = sc_companion.missed = 0;
+    sc_companion.kept_off = sc_companion.dismissed = 0;
     sc_companion.last = sc_companion.done = 0;
     sc_companion.bed = PyThread_allocate_lock();
     if (sc_companion.bed == NULL) {
@@ -186,11 +249,15 @@ static int sc_forget_companion(void) {
 
 #else
 
-static void sc_share(sc_part part, void *work) {
+static void sc_share_little(sc_part part, void *work) {
     part(work, 0);
     part(work, 1);
 }
 
+static void sc_share_much(sc_part part, void *work) { sc_share_little(part, work); }
+static inline int sc_companion_is_of_use(void) { return 0; }
+static inline void sc_work_ended(void) {}
+static inline void sc_dismiss_companion(void) {}
 static inline void sc_allow_companion(int allowed) { (void)allowed; }
 static inline int64_t sc_parts_done(void) { return 0; }
 static int sc_forget_companion(void) { return 1; }

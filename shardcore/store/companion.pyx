@@ -1,9 +1,9 @@
-"""One more thread for small pieces of work, which is there at once while such work comes often.
+"""One more thread for pieces of work of microseconds, and for halves of larger ones.
 
-To hand work to `run_tasks` takes as long as 64 bags. Kernels of small calls offer one of two parts to
-a companion instead: a thread without the interpreter, which looks for offers while there is work, for
-a tenth of a millisecond more, and then sleeps. It is first called by work that comes soon after other
-such work, several times in a row. A caller whose offer it has not taken does both parts.
+To hand work to `run_tasks` takes as long as 64 bags, and its threads wait for the interpreter, which
+the caller has. Kernels that compute without it offer one of two parts to a companion instead: a thread
+without the interpreter, which looks for offers while there is work and a tenth of a millisecond more,
+and then sleeps. A caller whose offer it has not taken does both parts.
 """
 
 import os
@@ -11,22 +11,45 @@ import os
 from cpython.pycapsule cimport PyCapsule_New
 from libc.stdint cimport int64_t
 
-__all__ = ["SHARING", "allow", "parts_done"]
+__all__ = ["LITTLE", "MUCH", "allow", "dismiss", "ended", "is_of_use", "parts_done"]
 
 cdef extern from "companion.h" nogil:
-    void share "sc_share"(void (*part)(void* work, int part), void* work)
+    void share_little "sc_share_little"(void (*part)(void* work, int part), void* work)
+    void share_much "sc_share_much"(void (*part)(void* work, int part), void* work)
+    bint companion_is_of_use "sc_companion_is_of_use"()
+    void work_ended "sc_work_ended"()
+    void dismiss_companion "sc_dismiss_companion"()
     void allow_companion "sc_allow_companion"(int allowed)
     int64_t parts_of_companion "sc_parts_done"()
     bint forget_companion "sc_forget_companion"()
     const char* SHARING_NAME "SC_SHARING"
 
-SHARING = PyCapsule_New(<void*>share, SHARING_NAME, NULL)
-"""What kernels call with their parts: see ``_core/share.h``."""
+LITTLE = PyCapsule_New(<void*>share_little, SHARING_NAME, NULL)
+"""What kernels call with parts of microseconds, see ``_core/share.h``: the companion does one if it looks
+for work. It is called after work that came soon after other such work, several times in a row."""
+
+MUCH = PyCapsule_New(<void*>share_much, SHARING_NAME, NULL)
+"""The same for work that takes longer than to wake a thread: the companion is, if it sleeps."""
 
 
 def allow(bint allowed):
     """Allow kernels a companion, or let every caller work alone."""
     allow_companion(allowed)
+
+
+def is_of_use():
+    """Return whether work comes so often that the companion is there, or is worth to be called."""
+    return companion_is_of_use()
+
+
+def ended():
+    """Take note that work has ended that came too seldom for the companion."""
+    work_ended()
+
+
+def dismiss():
+    """Let the companion look for work no longer, until it is called: other threads need its core."""
+    dismiss_companion()
 
 
 def parts_done():

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from shardcore.store import threads
+from shardcore.store import companion, threads
 from shardcore.store.instruction_set import best_module
 from shardcore.store.pace import PACE
 from shardcore.store.stored_rows import StoredRows
@@ -69,6 +69,10 @@ class Lookups:
         If an id is out of range, no row is read for it, and the answer is False.
         """
         lookups, asking = self._lookups, PACE.asking
+        sharing = threads.cut_for_companion(lookups)
+        if sharing is not None:
+            shared: bool = lookups.share(asking, sharing)
+            return shared
         count = threads.cut(lookups, threads.PIECE)
         right = [True] * count
 
@@ -76,6 +80,7 @@ class Lookups:
             right[number] = lookups.make(asking)
 
         threads.run(count, make)
+        companion.ended()
         return all(right)
 
 

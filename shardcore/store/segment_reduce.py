@@ -55,6 +55,9 @@ TYPE_NAMES: Final = {
 }
 """dtype -> its name in the kernels, by which the body for it is chosen."""
 
+_SHARED: Final = threads.PIECE // 8
+"""Elements to add up from which a lookup is shared with other threads, if there are any."""
+
 _kernel = best_module("shardcore._core.rows")
 
 
@@ -183,7 +186,7 @@ def reduce_bags(
     be the caller's own, too, and of any value: where they leave a divisor, or a sum that has none,
     that is not finite, the answer is False as well.
     """
-    if ids.size * rows.shape[1] >= threads.PIECE and threads.get_num_threads() > 1:
+    if ids.size * rows.shape[1] >= _SHARED and threads.get_num_threads() > 1:
         stored = StoredRows(rows, {})
         return look_up([(stored, ids, row_splits, weights, divisors, out)], divided)
     kernel = _kernel.segment_reduce[TYPE_NAMES[ids.dtype], TYPE_NAMES[out.dtype]]

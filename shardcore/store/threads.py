@@ -26,6 +26,7 @@ from shardcore.validation.shapes import as_count
 __all__ = [
     "cores_of_process",
     "cut",
+    "cut_for_companion",
     "get_num_threads",
     "ranges",
     "run",
@@ -37,6 +38,9 @@ _VARIABLE = "SHARDCORE_NUM_THREADS"
 MAX_THREADS = 1024
 PIECE = 1 << 18
 """Least elements that are handed to another thread: some 50 µs of work, several hand-overs."""
+
+_SMALL_PIECE = 1 << 13
+"""Least elements that are left to the companion: a microsecond of work."""
 
 _SHARES = 8
 """Shares of a thread: with fewer, one waits longer for another, with more, rows are asked for late
@@ -140,6 +144,7 @@ def run(count: int, task: Callable[[int], None]) -> None:
     """
     helpers = min(count, get_num_threads()) - 1
     if helpers > 0:
+        companion.dismiss()
         run_tasks(count, task, helpers)
         return
     for number in range(count):
@@ -147,12 +152,12 @@ def run(count: int, task: Callable[[int], None]) -> None:
 
 
 def sharing() -> object:
-    """Return what kernels hand small work to another thread by, while more than one may be used.
+    """Return what kernels share work of microseconds by: as `companion.LITTLE`.
 
-    For work of microseconds: see `shardcore.store.companion`.
+    Whether more than one thread may be used is asked at every call.
     """
     companion.allow(get_num_threads() > 1)
-    return companion.SHARING
+    return companion.LITTLE
 
 
 def cut(work: Any, least: int) -> int:
@@ -175,6 +180,35 @@ def cut(work: Any, least: int) -> int:
     threads = get_num_threads()
     shares: int = work.cut(threads * _SHARES if threads > 1 else 1, least)
     return min(shares, threads)
+
+
+def cut_for_companion(work: Any) -> object | None:
+    """Cut the work on many tables into shares if this thread and the companion are to do them.
+
+    They are if it is too little for the threads of the pool, or if one other thread may be used and
+    such work comes often. In a training step it does not: other work follows, which is the pool's.
+
+    Parameters
+    ----------
+    work : compiled object
+        As in ``_core/shares.pxi``, with a `share` that does all shares.
+
+    Returns
+    -------
+    object or None
+        What its `share` takes; None where the shares are to be cut and done otherwise, after which
+        `companion.ended` is to be called.
+    """
+    threads = get_num_threads()
+    if threads == 1:
+        return None
+    if work.cut(2, PIECE) < 2:
+        return sharing() if work.cut(2 * _SHARES, _SMALL_PIECE) > 1 else None
+    if threads > 2 or not companion.is_of_use():
+        return None
+    companion.allow(True)
+    work.cut(2 * _SHARES, PIECE)
+    return companion.MUCH
 
 
 def ranges(splits: np.ndarray[Any, np.dtype[np.int64]], cost: int) -> list[tuple[int, int]]:

@@ -266,7 +266,7 @@ def test_small_batches_stay_in_the_callers_thread_and_large_ones_do_not(monkeypa
     monkeypatch.setattr(
         threads, "run", lambda count, task: calls.append([task(i) for i in range(count)])
     )
-    monkeypatch.setattr(threads, "_num_threads", 2)
+    monkeypatch.setattr(threads, "_num_threads", 3)  # of two, one may be the companion
     rows = np.random.default_rng(0).standard_normal((100, 64)).astype(np.float32)
     lookup = prepare_lookup(rows)
     small, large = np.zeros(2048, np.int64), np.zeros(200_000, np.int64)

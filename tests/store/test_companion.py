@@ -1,7 +1,8 @@
-"""The companion: it halves work of microseconds while such work comes often, and sleeps else."""
+"""The companion: it does half of small work while such work comes often, and sleeps else."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -17,6 +18,8 @@ import shardcore as sc
 from shardcore.sharding import Layout
 from shardcore.store import companion, threads
 from shardcore.store.few_bags import DIVIDED, CombineGiven, given_bags_of
+from shardcore.store.lookups import Lookups
+from shardcore.store.stored_rows import StoredRows
 
 SOON = 30.0
 BAGS, IDS, DIM = 64, 32, 64
@@ -135,6 +138,82 @@ def test_work_is_cut_between_bags_of_any_lengths(lengths: list[int]) -> None:
         np.testing.assert_array_equal(out, wanted)
 
 
+class ManyBags:
+    """A lookup of many bags of 16 columns, in two tables, and what it gives."""
+
+    def __init__(self, bags: int) -> None:
+        rng = np.random.default_rng(bags)
+        self.tables = [rng.integers(-9, 9, (1000, 16)).astype(np.float32) for _ in range(2)]
+        self.ids = rng.integers(0, 1000, bags * IDS)
+        self.row_splits = np.arange(0, bags * IDS + 1, IDS)
+        self.wanted = [t[self.ids].reshape(bags, IDS, 16).sum(1) for t in self.tables]
+        self.outs = [np.empty_like(wanted) for wanted in self.wanted]
+
+    def __call__(self, ids: np.ndarray[Any, Any] | None = None) -> bool:
+        lookups = Lookups()
+        for table, out in zip(self.tables, self.outs, strict=True):
+            taken = self.ids if ids is None else ids
+            lookups.add(StoredRows(table, {}), taken, self.row_splits, None, None, out)
+        return lookups.make()
+
+    def until_shared(self) -> None:
+        before, end = companion.parts_done(), time.monotonic() + SOON
+        while companion.parts_done() == before:
+            assert self()
+            assert time.monotonic() < end, "no companion came"
+
+
+@shared
+@pytest.mark.parametrize("bags", [64, 300, 2000])  # little; as little; work for the pool, if seldom
+def test_lookups_in_tables_are_shared(bags: int) -> None:
+    look_up = ManyBags(bags)
+    for _ in range(10):
+        look_up.until_shared()
+        for out, wanted in zip(look_up.outs, look_up.wanted, strict=True):
+            np.testing.assert_array_equal(out, wanted)
+            out[:] = 7
+        for bad in (0, bags * IDS // 2, -1):
+            ids = look_up.ids.copy()
+            ids[bad] = 1000
+            assert not look_up(ids)
+
+
+@shared
+def test_work_for_the_pool_that_comes_seldom_is_the_pools() -> None:
+    look_up = ManyBags(2000)
+    look_up.until_shared()
+    before = companion.parts_done()
+    for _ in range(20):
+        time.sleep(0.005)
+        assert look_up()
+    assert companion.parts_done() - before < 5  # 0, unless this machine left it no time to sleep
+
+
+@shared
+def test_three_threads_are_of_the_pool() -> None:
+    look_up = ManyBags(2000)
+    look_up.until_shared()
+    sc.set_num_threads(3)
+    before = companion.parts_done()
+    for _ in range(20):
+        assert look_up()
+    assert companion.parts_done() == before
+
+
+@shared
+def test_it_looks_no_longer_where_the_pool_works() -> None:
+    look_up = Lookup()
+    out = np.empty((BAGS, DIM), np.float32)
+    taken = 0
+    for _ in range(50):
+        look_up.until_shared()
+        threads.run(2, lambda number: None)
+        before = companion.parts_done()
+        look_up.combine(look_up.ids, look_up.row_splits, None, DIVIDED["sum"], out)
+        taken += companion.parts_done() - before
+    assert taken < 25  # most of 50 if it still looked
+
+
 @shared
 def test_many_callers_are_each_given_their_own_sums() -> None:
     stop, wrong = threading.Event(), []
@@ -225,3 +304,39 @@ def test_a_process_ends_while_it_looks() -> None:
     for _ in range(5):
         command = [sys.executable, "-P", "-c", program]
         subprocess.run(command, env=environment, timeout=60, check=True)
+
+
+PINNED = """
+import os, statistics, sys, time
+sys.path.insert(0, {folder!r})
+from test_companion import Lookup, companion, sc
+os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+look_up = Lookup()
+ratios = []
+for _ in range(15):
+    times = []
+    for count in (1, 2):
+        sc.set_num_threads(count)
+        begun = time.perf_counter()
+        for _ in range(400):
+            assert look_up()
+        times.append(time.perf_counter() - begun)
+    ratios.append(times[1] / times[0])
+print(sorted(ratios))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores are not given out here")
+def test_it_is_left_alone_where_it_has_no_core() -> None:
+    program = PINNED.format(folder=os.path.dirname(__file__))
+    environment = {**os.environ, "SHARDCORE_NUM_THREADS": "2"}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    ratios = json.loads(done.stdout)
+    assert ratios[len(ratios) // 2] < 1.4, ratios  # 2 if it looked all the while
