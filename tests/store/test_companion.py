@@ -175,7 +175,7 @@ def test_lookups_in_tables_are_shared(bags: int) -> None:
         for bad in (0, bags * IDS // 2, -1):
             ids = look_up.ids.copy()
             ids[bad] = 1000
-            assert not look_up(ids)
+            assert not any(look_up(ids) for _ in range(20))  # in either thread's share
 
 
 @shared
