@@ -49,7 +49,7 @@ UPDATE = (
 UTILITY = f"{CORE}._cyutility"  # memoryview support code, compiled once for all kernels
 KERNELS = ["bag_max", "constants", "cpu", "hashing", "occurrences", "offsets", "partition"]
 KERNELS += ["random", "routing", "slices", "taken_bags", "triples"]
-STORE = ["companion", "lock", "tally", "work"]  # what no interrupt may split
+STORE = ["companion", "lock", "tally", "work"]  # threads, and what no interrupt may split
 
 THREADING = [f"shardcore/store/{name}.h" for name in ("companion", "cores")]
 

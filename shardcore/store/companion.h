@@ -103,7 +103,6 @@ static void sc_look_for_work(void) {
             SC_STORE(offer->ended, 1);
             looks = -1;
         } else if (SC_LOAD(sc_companion.dismissed)) {
-            SC_STORE(sc_companion.dismissed, 0);
             return;
         } else {
             SC_REST();
@@ -121,6 +120,7 @@ static void sc_look_for_work(void) {
 static void sc_accompany(void *bed) {
     sc_companion.thread = sc_own_thread();
     for (;;) {
+        SC_STORE(sc_companion.dismissed, 0);    /* it may have been as it fell asleep */
         SC_STORE(sc_companion.state, SC_LOOKING);
         sc_look_for_work();
         sc_companion.core = sc_own_core();
@@ -134,6 +134,8 @@ static void sc_accompany(void *bed) {
 
 /* Wake the companion, elsewhere than here, or start it; nothing if it is awake. */
 static void sc_call_companion(void) {
+    if (sc_companion.bed == NULL)
+        return;     /* there was no room for it after a fork */
     if (SC_CHANGE(sc_companion.state, SC_ASLEEP, SC_CALLED)) {
         sc_cores taken;
         sc_no_cores(&taken);
@@ -239,10 +241,8 @@ static int sc_forget_companion(void) {
     sc_companion.kept_off = sc_companion.dismissed = 0;
     sc_companion.last = sc_companion.done = 0;
     sc_companion.bed = PyThread_allocate_lock();
-    if (sc_companion.bed == NULL) {
-        sc_companion.allowed = 0;
+    if (sc_companion.bed == NULL)
         return 0;
-    }
     PyThread_acquire_lock(sc_companion.bed, NOWAIT_LOCK);
     return 1;
 }

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,14 @@ def two_threads() -> Iterator[None]:
     sc.set_num_threads(before)
 
 
+def until_shared(look_up: Callable[[], bool]) -> None:
+    """Look up, correctly, until the companion has done its part once more."""
+    before, end = companion.parts_done(), time.monotonic() + SOON
+    while companion.parts_done() == before:
+        assert look_up()
+        assert time.monotonic() < end, "no companion came"
+
+
 class Lookup:
     """A lookup of 64 bags of 32 ids in 1,000 rows, and what it gives."""
 
@@ -62,10 +70,7 @@ class Lookup:
     def until_shared(self) -> None:
         """Look up until the companion has done its part once more."""
         out = np.empty((BAGS, DIM), np.float32)
-        before, end = companion.parts_done(), time.monotonic() + SOON
-        while companion.parts_done() == before:
-            assert self.combine(self.ids, self.row_splits, None, DIVIDED["sum"], out)
-            assert time.monotonic() < end, "no companion came"
+        until_shared(lambda: self.combine(self.ids, self.row_splits, None, DIVIDED["sum"], out))
 
 
 @shared
@@ -157,10 +162,7 @@ class ManyBags:
         return lookups.make()
 
     def until_shared(self) -> None:
-        before, end = companion.parts_done(), time.monotonic() + SOON
-        while companion.parts_done() == before:
-            assert self()
-            assert time.monotonic() < end, "no companion came"
+        until_shared(self)
 
 
 @shared
