@@ -50,19 +50,14 @@ def run(folder):
     return numpy_imported - start, all_imported - numpy_imported, packages
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("bytecode")
-    run(folder)  # writes the bytecode
-    return [run(folder) for _ in range(5)]
-
-
-def test_it_takes_little_more_than_numpys(runs):
-    ratios = [ours / numpys for numpys, ours, _ in runs]
+@pytest.mark.slow
+def test_it_takes_little_more_than_numpys(tmp_path):
+    run(tmp_path)  # writes the bytecode
+    ratios = [ours / numpys for numpys, ours, _ in (run(tmp_path) for _ in range(5))]
     assert statistics.median(ratios) <= TIMES_NUMPYS, ratios
 
 
-def test_no_framework_is_imported_unasked(runs):
-    for _, _, packages in runs:
-        assert "shardcore" in packages
-        assert packages & FRAMEWORKS == set()
+def test_no_framework_is_imported_unasked(tmp_path):
+    _, _, packages = run(tmp_path)
+    assert "shardcore" in packages
+    assert packages & FRAMEWORKS == set()

@@ -44,12 +44,15 @@ def test_waits(): time.sleep(1)
 def tenth(tmp_path):
     """Return what a run of the tests above says, by test."""
 
-    def run(*options, spins=False):
+    def run(*options, spins=False, loop_seconds=1.0):
         text = Path(__file__).with_name("conftest.py").read_text(encoding="utf-8")
-        assert text.count("CPU_SECONDS = 4.0") == 1
-        (tmp_path / "conftest.py").write_text(
-            text.replace("CPU_SECONDS = 4.0", "CPU_SECONDS = 0.5")
-        )
+        for was, is_now in (
+            ("CPU_SECONDS = 4.0", "CPU_SECONDS = 0.5"),
+            ("LOOP_SECONDS = 0.05", f"LOOP_SECONDS = {loop_seconds}"),
+        ):
+            assert text.count(f"\n{was}") == 1
+            text = text.replace(f"\n{was}", f"\n{is_now}")
+        (tmp_path / "conftest.py").write_text(text, encoding="utf-8")
         (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow: takes long\n")
         (tmp_path / "test_it.py").write_text(f"{TESTS}\nSPINS = {spins}\n")
         done = subprocess.run(
@@ -94,3 +97,8 @@ def test_a_test_that_takes_long_must_be_marked(tenth):
     )
     assert float(found[1]) >= 1
     assert tenth("-k", "costly", spins=True)[0] == {"test_costly": "PASSED"}
+
+
+def test_a_slow_machine_may_take_longer(tenth):
+    outcomes, _ = tenth("--tenth", "-k", "costly", spins=True, loop_seconds=1e-6)
+    assert outcomes == {"test_costly": "PASSED"}

@@ -116,6 +116,7 @@ def test_batches_that_threads_may_share_are_left_to_them() -> None:
         assert combine(ids, splits, None, DIVIDED["sum"], np.empty((1, dim), np.float32)) is done
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("asking", ASKING)

@@ -287,6 +287,7 @@ print(codes == [0] * 20)
 
 
 @shared
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks here")
 def test_the_child_of_a_fork_has_its_own() -> None:
     program = PROGRAM.format(folder=os.path.dirname(__file__))
@@ -299,6 +300,7 @@ def test_the_child_of_a_fork_has_its_own() -> None:
 
 
 @shared
+@pytest.mark.slow
 def test_a_process_ends_while_it_looks() -> None:
     program = f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\n"
     program += "from test_companion import Lookup\nLookup().until_shared()"
