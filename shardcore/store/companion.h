@@ -19,7 +19,7 @@
 #define SC_LOOKS 100000     /* nanoseconds for which it looks: what it would take to wake it, or twice that */
 #define SC_CLOSE 4          /* pieces of work so close together before it is woken: it costs some µs */
 #define SC_MISSES 32        /* offers in a row that were of no use, after which it is left alone, */
-#define SC_PENANCE 10000    /* for so many pieces of work */
+#define SC_ALONE 300000000  /* for so many nanoseconds */
 #define SC_PATIENCE 4000    /* looks at the other part before the processor is given away between them */
 
 #if defined(__x86_64__) || defined(__i386__)
@@ -49,6 +49,7 @@ static struct {
     int close;                  /* how often work came soon after other work, and was not shared */
     int missed;                 /* how many offers in a row were of no use */
     int64_t last;               /* when work ended */
+    int64_t alone;              /* until when it is left alone */
     PyThread_type_lock bed;     /* held but while the companion is woken */
     long thread;
     int core;                   /* where it fell asleep */
@@ -82,7 +83,7 @@ static inline void sc_dismiss_companion(void) {
 static void sc_miss_companion(void) {
     if (__atomic_add_fetch(&sc_companion.missed, 1, __ATOMIC_RELAXED) >= SC_MISSES) {
         __atomic_store_n(&sc_companion.missed, 0, __ATOMIC_RELAXED);
-        SC_STORE(sc_companion.close, -SC_PENANCE);
+        SC_STORE(sc_companion.alone, sc_nanoseconds() + SC_ALONE);
         sc_dismiss_companion();
     }
 }
@@ -179,15 +180,15 @@ static int sc_offer_part(sc_part part, void *work, int call) {
     return 1;
 }
 
-/* Whether work has ended so shortly before that more of it is likely. */
+/* Whether work has ended so shortly before that more of it is likely, and the companion is not left alone. */
 static int sc_work_comes_often(void) {
-    return sc_nanoseconds() - SC_LOAD(sc_companion.last) <= SC_LOOKS;
+    const int64_t now = sc_nanoseconds();
+    return now - SC_LOAD(sc_companion.last) <= SC_LOOKS && now >= SC_LOAD(sc_companion.alone);
 }
 
 /* Whether the companion is there or comes, or is worth to be called for work that comes often. */
 static int sc_companion_is_of_use(void) {
-    return SC_LOAD(sc_companion.state) >= SC_CALLED ||
-           (SC_LOAD(sc_companion.close) >= 0 && sc_work_comes_often());
+    return SC_LOAD(sc_companion.state) >= SC_CALLED || sc_work_comes_often();
 }
 
 /* Work has ended: see `sc_work_comes_often`. */
@@ -207,7 +208,7 @@ static void sc_share_little(sc_part part, void *work) {
         often = sc_work_comes_often();
         sc_do_both(part, work);
         if (!often) {
-            if (SC_LOAD(sc_companion.close) > 0)
+            if (SC_LOAD(sc_companion.close))    /* a line that others read */
                 SC_STORE(sc_companion.close, 0);
         } else if (__atomic_add_fetch(&sc_companion.close, 1, __ATOMIC_RELAXED) >= SC_CLOSE) {
             SC_STORE(sc_companion.close, 0);
@@ -239,7 +240,7 @@ static int sc_forget_companion(void) {
     sc_companion.state = SC_NONE;
     sc_companion.close = sc_companion.missed = 0;
     sc_companion.kept_off = sc_companion.dismissed = 0;
-    sc_companion.last = sc_companion.done = 0;
+    sc_companion.last = sc_companion.alone = sc_companion.done = 0;
     sc_companion.bed = PyThread_allocate_lock();
     if (sc_companion.bed == NULL)
         return 0;

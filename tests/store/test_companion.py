@@ -344,3 +344,34 @@ def test_it_is_left_alone_where_it_has_no_core() -> None:
     )
     ratios = json.loads(done.stdout)
     assert ratios[len(ratios) // 2] < 1.4, ratios  # 2 if it looked all the while
+
+
+FREED = """
+import os, sys
+sys.path.insert(0, {folder!r})
+from test_companion import Lookup, ManyBags
+def keep_to(cores):
+    for thread in os.listdir("/proc/self/task"):
+        os.sched_setaffinity(int(thread), cores)
+cores = os.sched_getaffinity(0)
+look_up = Lookup()
+look_up.until_shared()  # it is there
+keep_to([min(cores)])
+for _ in range(2000):
+    assert look_up()
+keep_to(cores)
+ManyBags(2000).until_shared()
+"""
+
+
+@shared
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="threads are not listed here")
+def test_it_is_left_alone_for_a_while_only() -> None:
+    """Work that small calls do not make comes back to it, too."""
+    program = FREED.format(folder=os.path.dirname(__file__))
+    environment = {**os.environ, "SHARDCORE_NUM_THREADS": "2"}
+    command = [sys.executable, "-P", "-c", program]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
