@@ -10,19 +10,25 @@
 
 #include "scalars.h"
 
-/* Bytes of a vector, and floats that are summed at a time: as many as leave registers for the rest. */
+/* Bytes of a vector, and floats that are summed at a time: as many as leave registers for the rest; of AVX2's
+   there are as many as a row of 128 floats needs, if these are added as they lie. */
 #if defined(__AVX512F__)
 #define SC_VECTOR 64
 #define SC_WIDE 256
 #elif defined(__AVX2__)
 #define SC_VECTOR 32
 #define SC_WIDE 64
+#define SC_WHOLE_ROW 128
 #elif defined(__aarch64__)
 #define SC_VECTOR 16
 #define SC_WIDE 64
 #else
 #define SC_VECTOR 16
 #define SC_WIDE 32
+#endif
+
+#if !defined(SC_WHOLE_ROW)
+#define SC_WHOLE_ROW SC_WIDE
 #endif
 
 /* The fewest columns that are summed at a time, and bytes in a cache line. */
@@ -34,8 +40,9 @@
    half as far: of few rows the second cache may have most. `ask` of a sum has a bit for each, one for every
    other line, far ahead, where processors read the other half of a pair by themselves, one for rows that do
    not begin where cache lines do, which end in one line more, one for a second request, for the same
-   cache, where processors drop some of those that come close together; of two, the first comes later; and
-   one for rows that are asked for in parts. */
+   cache, where processors drop some of those that come close together; of two, the first comes later; one
+   for rows that are asked for in parts; and one, set by bodies for one way of asking, for sums of which no row
+   to be asked for is past the last. */
 #define SC_FAR 64
 #define SC_NEAR 16
 #define SC_TWICE 32
@@ -55,6 +62,10 @@
 #define SC_ASK_HALF 32
 #define SC_ASK_AGAIN 64
 #define SC_ASK_PARTS 128
+#define SC_ASK_ALL 256
+
+/* Bytes of rows whose sums take no longer than tests of how to ask. */
+#define SC_SHORT_ROW 128
 
 /* Whether a row is summed in parts, each of which asks for its own columns with SC_ASK_PARTS, near: so they
    come into the first cache in time, and memory is busy throughout; else the first part asks for all of

@@ -134,7 +134,7 @@ def test_many_bags_equal_their_twin_on_any_number_of_threads(
     monkeypatch.setattr(threads, "PIECE", 1 << 10)
     monkeypatch.setattr(segment_reduce, "PACE", PACE._replace(asking=ASKING[asking]))
     rng = np.random.default_rng(count)
-    for dim in (1, 3, 16, 64, 130, 300):
+    for dim in (1, 3, 16, 32, 64, 128, 256, 300):
         special, finite = (frozen(make_rows(rng, (5000, dim), dtype, it)) for it in (True, False))
         value = working_dtype(special.dtype)
         lengths = rng.integers(0, 40, 300)

@@ -125,7 +125,7 @@ def test_rows_of_every_width_are_combined(
         assert (with_borders[[0, 5]] == 7).all(), dim
 
 
-@pytest.mark.parametrize("dim", [16, 64, 130, 300])
+@pytest.mark.parametrize("dim", [16, 32, 64, 128, 130, 256, 300])
 @pytest.mark.parametrize("spread", [False, True])
 @pytest.mark.parametrize("asking", ASKING)
 def test_rows_are_combined_however_they_are_asked_for_ahead(
