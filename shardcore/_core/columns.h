@@ -64,6 +64,13 @@
 #define SC_ASK_PARTS 128
 #define SC_ASK_ALL 256
 
+/* How rows that are asked for by lines, and are not short, are if most of them are in a cache. */
+#if defined(__AVX512F__)
+#define SC_ASK_CACHED (SC_ASK_FAR | SC_ASK_NEAR)
+#else
+#define SC_ASK_CACHED (SC_ASK_FAR | SC_ASK_AGAIN)
+#endif
+
 /* Bytes of rows whose sums take no longer than tests of how to ask. */
 #define SC_SHORT_ROW 128
 

@@ -23,6 +23,7 @@ cdef extern from "columns.h" nogil:
         ASK_HALF "SC_ASK_HALF"
         ASK_AGAIN "SC_ASK_AGAIN"
         ASK_PARTS "SC_ASK_PARTS"
+        ASK_CACHED "SC_ASK_CACHED"
         FAR "SC_FAR"
     void ask_for_row "sc_ask_for_row"(const void* row, Py_ssize_t size)
     void ask_for_row_near "sc_ask_for_row_near"(const void* row, Py_ssize_t size)
@@ -112,14 +113,16 @@ cdef inline bint sum_rows(const row_t* table, Py_ssize_t stride, Py_ssize_t dim,
 
 
 cdef inline int ask_by_lines(Py_ssize_t row_bytes, bint parts, bint cached) noexcept nogil:
-    """Return how rows are asked for line by line: far ahead, and near too where most are in a cache.
+    """Return how rows are asked for line by line: narrow ones far ahead and near, wide ones far twice.
 
-    Of others, narrow rows are asked for so as well, and wide ones far ahead twice; those that are
-    summed in parts near only, by each part for itself.
+    Wide ones of which most are in a cache are asked for as suits processors with these vectors;
+    those that are summed in parts near only, by each part for itself.
     """
     if parts:
         return ASK_NEAR | ASK_PARTS
-    return ASK_FAR | ASK_NEAR if cached or row_bytes <= NARROW_ROW else ASK_FAR | ASK_AGAIN
+    if row_bytes <= NARROW_ROW:
+        return ASK_FAR | ASK_NEAR
+    return ASK_CACHED if cached else ASK_FAR | ASK_AGAIN
 
 
 cdef inline int begin_asking(const row_t* table, Py_ssize_t stride, Py_ssize_t dim,
