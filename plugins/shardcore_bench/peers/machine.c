@@ -13,9 +13,19 @@ enum { LINE = 64 };
    quarter of the way: some processors drop some of what is asked for. */
 enum { SECOND, FIRST, TWICE };
 
-typedef uint64_t line __attribute__((vector_size(64), aligned(4), may_alias));
-typedef uint64_t half __attribute__((vector_size(32), aligned(4), may_alias));
-typedef uint64_t pair __attribute__((vector_size(16), aligned(4), may_alias));
+/* Not wider than the processor's vectors: of what is, compilers make single words, which take longer than
+   memory does. */
+#if defined(__AVX512F__)
+enum { MOST = 64 };
+#elif defined(__AVX__)
+enum { MOST = 32 };
+#else
+enum { MOST = 16 };
+#endif
+#define VECTOR(bytes) __attribute__((vector_size((bytes) < MOST ? (bytes) : MOST), aligned(4), may_alias))
+typedef uint64_t line VECTOR(64);
+typedef uint64_t half VECTOR(32);
+typedef uint64_t pair VECTOR(16);
 typedef uint32_t word __attribute__((aligned(4), may_alias));
 
 static inline __attribute__((always_inline)) void ask_for(const char* row, size_t row_bytes, int near)
