@@ -7,7 +7,7 @@
     ids ──────────────────partition▶ ids grouped by shard, and the way back
     rows, ids, row_splits ──rows───▶ activations; gradients of rows and weights; scatters; updates;
                                      of many tables: lookups.pxi and updates.pxi, by shares.pxi
-    rows, bags as given ──few_bags▶ activations of a few, by one call
+    rows, bags as given ─────rows──▶ activations of a few, by one call: few_bags.pxi
     bags as given ────────taken_bags▶ ids, row_splits: copies that are checked
     rows, row_splits ─────bag_max──▶ greatest values of bags; gradients of the rows that have them
     (row, source) pairs ─occurrences▶ the same sorted by row, and where each row's run starts
@@ -29,9 +29,8 @@ Rules, so that every kernel is safe from any thread and after any fork:
 * Work on many tables is added to an object (``shares.pxi``), with plain memory of its own. That one
   raises itself, at arrays that it could not read.
 * No threads, no OpenMP, no global state, no NumPy headers; no kernel does anything at import.
-* A body is written once, over the fused types of ``types.pxd``. ``rows.pxi`` and ``few_bags.pxi``
-  are compiled once per instruction set, without floating contraction, so that all of them agree to
-  the last bit.
+* A body is written once, over the fused types of ``types.pxd``. ``rows.pxi`` is compiled once per
+  instruction set, without floating contraction, so that all of them agree to the last bit.
 * Every kernel has a readable twin in `shardcore.reference`.
 
 To add one: write it here with its ``.pyi``, name it in ``setup.py``, write its twin, and let

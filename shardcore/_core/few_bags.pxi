@@ -8,27 +8,15 @@ row is read. Weights lead nowhere, and are read where they lie. What is not plai
 breaks a rule, is left to others, which say so; what is too much, to a function that the caller names.
 Half of the bags may be combined by another thread, if the caller knows of one: see ``share.h``.
 
-This body is included by one tiny module per instruction set. Rows are summed by the functions of
-``columns.h``, as in ``rows.pxi``: the results are the same bits.
+A part of ``rows.pxi``.
 """
 
-from cpython.mem cimport PyMem_Free, PyMem_Malloc
-from libc.stdint cimport int32_t, int64_t, uint64_t
-
-from shardcore._core.partition cimport Placement, Rule, addresses_of
-from types cimport (
-    BFLOAT, BY_LINES, FLOAT64, HALF, INTO_FIRST, float32_t, float64_t, index_t, value_t,
-)
-
-include "plain_arrays.pxi"
-include "row_sums.pxi"
-include "divided.pxi"
-include "sharing.pxi"
+from shardcore._core.partition cimport Placement, Rule as PlacementRule, addresses_of
 
 cdef enum:
     MOST = 8192         # ids, and bags
     FEW = 2048          # of which what a call needs lies on the stack
-    MOST_NUMBERS = 1 << 19  # of the rows named: from then on a batch may be cut over threads
+    MOST_SUMMED = 1 << 19   # of the rows named: from then on a batch may be cut over threads
     SHORT = 1 << 13     # so few are summed before another thread would have the interpreter
     SHARED = 1 << 14    # so many are worth an offer to another thread, if it looks for work
 
@@ -42,7 +30,7 @@ cdef struct Call:               # what both parts of a call need
     Py_ssize_t dim
     int kind
     int asking
-    const Rule* rule            # NULL: one array; else rows lie where these say
+    const PlacementRule* rule            # NULL: one array; else rows lie where these say
     const int64_t* bases
     int64_t* addresses__n       # room for them
     const void* ids__n          # of int64 if `wide`, else of int32, not checked yet
@@ -70,7 +58,7 @@ cdef class FewBags:
     cdef const int64_t[::1] bases__s
     cdef const int64_t* bases
     cdef Placement placement
-    cdef const Rule* rule           # of the placement; NULL: one array
+    cdef const PlacementRule* rule           # of the placement; NULL: one array
     cdef Py_ssize_t stride
     cdef int kind
     cdef Py_ssize_t dim
@@ -105,7 +93,7 @@ cdef class FewBags:
         if exported(row_splits, False, &splits):
             many = ids.ndim == splits.ndim == 1 and (
                 ids.shape[0] > MOST or splits.shape[0] > MOST + 1
-                or ids.shape[0] * self.dim > MOST_NUMBERS)
+                or ids.shape[0] * self.dim > MOST_SUMMED)
             if not many and (weights is None or exported(weights, False, &factors)):
                 if weights is not None:
                     given_factors = &factors

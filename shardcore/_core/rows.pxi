@@ -1,5 +1,6 @@
 """Everything that reads or writes rows: gather, combine, accumulate, scatter. Parts of it
-that work on many tables at once, updates and lookups, lie beside it: ``updates.pxi``, ``lookups.pxi``.
+that work on many tables at once, updates and lookups, lie beside it: ``updates.pxi``, ``lookups.pxi``;
+so does what combines few bags by one call: ``few_bags.pxi``.
 
 This body is included by one tiny module per instruction set. It holds no floating contraction and
 no reordered sum, so every one of those modules computes the same bits.
@@ -642,4 +643,5 @@ include "sharing.pxi"
 include "stored_rows.pxi"
 include "finite.pxi"
 include "lookups.pxi"
+include "few_bags.pxi"
 include "updates.pxi"

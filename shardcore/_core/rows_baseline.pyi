@@ -4,6 +4,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shardcore._core.partition import Placement
+
 # Fused kernels: `kernel["int64_t", "float32_t"]` is the one for those types, in the order in which
 # index_t and value_t first appear among the arguments; rows.pxi says what each takes.
 class _Fused:
@@ -12,6 +14,7 @@ class _Fused:
 OPERATIONS: dict[str, int]
 DIVIDED: dict[str, int]
 GIVEN_DIVISORS: int
+MOST_IDS: int
 segment_reduce: _Fused  # [index, value](table bytes, kind, ids, row_splits, weights, divisors,
 #                                 divided, out, asking) -> bool
 LONG_RUN_LENGTH: int
@@ -94,3 +97,25 @@ class Lookups:
     ) -> None: ...
     def cut(self, most: int, least: int) -> int: ...
     def make(self, asking: int, most: int = ...) -> bool: ...
+
+class FewBags:
+    def __init__(
+        self,
+        bases__s: NDArray[np.int64],
+        placement: Placement | None,
+        stride: int,
+        kind: int,
+        dim: int,
+        rows: int,
+        asking: int,
+        combine_many: Callable[[NDArray[Any], NDArray[Any], int, NDArray[Any]], bool] | None,
+        held: object,
+    ) -> None: ...
+    def combine(
+        self,
+        values: NDArray[Any],
+        row_splits: NDArray[Any],
+        weights: NDArray[Any] | None,
+        divided: int,
+        out: NDArray[Any],
+    ) -> bool: ...

@@ -1,6 +1,6 @@
 """Bags as a caller gives them, combined without a copy of many ids.
 
-The face of ``_core/few_bags.pxi``, and for more bags of ``_core/rows.pxi``.
+The face of ``_core/few_bags.pxi``, a part of ``_core/rows.pxi``, which sums more bags.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shardcore.store.segment_reduce import reduce_bags
 
 __all__ = ["DIVIDED", "MOST_IDS", "CombineGiven", "given_bags_of"]
 
-_kernel: Any = best_module("shardcore._core.few_bags")
+_kernel: Any = best_module("shardcore._core.rows")
 _fused: Any = _offsets.take_splits
 _take_splits: Final = _fused["int64_t"]
 

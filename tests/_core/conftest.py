@@ -27,10 +27,8 @@ def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
     """Run the row kernels in the body compiled for each instruction set this processor has."""
     body = importlib.import_module(f"shardcore._core.rows_{request.param}")
     with pytest.MonkeyPatch.context() as patch:
-        for face in (finite, lookups, scatter, segment_reduce, stored_rows, update):
+        for face in (few_bags, finite, lookups, scatter, segment_reduce, stored_rows, update):
             patch.setattr(face, "_kernel", body)
-        few = importlib.import_module(f"shardcore._core.few_bags_{request.param}")
-        patch.setattr(few_bags, "_kernel", few)
         yield request.param
 
 

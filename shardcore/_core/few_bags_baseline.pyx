@@ -1,3 +1,0 @@
-"""The body of few_bags.pxi, compiled for: any processor of the platform."""
-
-include "few_bags.pxi"

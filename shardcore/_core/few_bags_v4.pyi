@@ -1,1 +1,0 @@
-from shardcore._core.few_bags_baseline import *
