@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -116,6 +117,37 @@ def test_batches_that_threads_may_share_are_left_to_them() -> None:
         assert combine(ids, splits, None, DIVIDED["sum"], np.empty((1, dim), np.float32)) is done
 
 
+@pytest.fixture(scope="session")
+def many_bags(
+    make_rows: Callable[..., Any], frozen: Callable[[Any], Any]
+) -> Callable[[str, int], list[tuple[Any, ...]]]:
+    """Return a function of dtype and dim that gives batches, and what their twin makes of them.
+
+    The twin takes longer than all that is compared with it: it is asked once.
+    """
+
+    @functools.cache
+    def batches(dtype: str, dim: int) -> list[tuple[Any, ...]]:
+        rng = np.random.default_rng(dim)
+        special, finite = (frozen(make_rows(rng, (1000, dim), dtype, it)) for it in (True, False))
+        value = working_dtype(special.dtype)
+        lengths = rng.integers(0, 40, 300)
+        lengths[7] = 2 * MOST_IDS  # longer than a call of few takes
+        splits = frozen(np.concatenate(([0], np.cumsum(lengths))))
+        made = []
+        for combiner, index in (("sum", np.int32), ("mean", np.int64), ("sqrtn", np.int32)):
+            ids = frozen(rng.integers(0, 1000, splits[-1]).astype(index))
+            for weights in (None, frozen(rng.standard_normal(ids.size).astype(value))):
+                # Weighted sums that are not finite are left to others.
+                rows = finite if combiner == "sum" and weights is not None else special
+                divisor = reference.divisors(combiner, splits, weights, value)
+                wanted = reference.segment_reduce(rows, ids, splits, weights, divisor)
+                made.append((rows, ids, splits, weights, combiner, frozen(wanted)))
+        return made
+
+    return batches
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("count", [1, 2, 3])
@@ -125,36 +157,21 @@ def test_many_bags_equal_their_twin_on_any_number_of_threads(
     count: int,
     asking: str,
     monkeypatch: pytest.MonkeyPatch,
-    make_rows: Callable[..., Any],
-    frozen: Callable[[Any], Any],
+    many_bags: Callable[[str, int], list[tuple[Any, ...]]],
     assert_same: Callable[[Any, Any], None],
 ) -> None:
-    """Of any length, one of them longer than a call of few takes."""
     monkeypatch.setattr(threads, "_num_threads", count)
     monkeypatch.setattr(threads, "PIECE", 1 << 10)
     monkeypatch.setattr(segment_reduce, "PACE", PACE._replace(asking=ASKING[asking]))
-    rng = np.random.default_rng(count)
     for dim in (1, 3, 16, 32, 64, 128, 256, 300):
-        special, finite = (frozen(make_rows(rng, (5000, dim), dtype, it)) for it in (True, False))
-        value = working_dtype(special.dtype)
-        lengths = rng.integers(0, 40, 300)
-        lengths[7] = 2 * MOST_IDS
-        splits = np.concatenate(([0], np.cumsum(lengths)))
-        for combiner, index in (("sum", np.int32), ("mean", np.int64), ("sqrtn", np.int32)):
-            ids = rng.integers(0, 5000, splits[-1]).astype(index)
-            for weights in (None, frozen(rng.standard_normal(ids.size).astype(value))):
-                # Weighted sums that are not finite are left to others.
-                rows = finite if combiner == "sum" and weights is not None else special
-                combine = given_bags_of([rows], Layout.div(5000, 1))
-                assert combine is not None
-                divisor = reference.divisors(combiner, splits, weights, value)
-                wanted = reference.segment_reduce(rows, ids, splits, weights, divisor)
-                with_borders = np.full((len(lengths) + 2, dim), 7, value)
-                out = with_borders[1:-1]
-                done = combine(frozen(ids), frozen(splits), weights, DIVIDED[combiner], out)
-                assert done is True
-                assert_same(out, wanted)
-                assert (with_borders[[0, -1]] == 7).all()
+        for rows, ids, splits, weights, combiner, wanted in many_bags(dtype, dim):
+            combine = given_bags_of([rows], Layout.div(len(rows), 1))
+            assert combine is not None
+            with_borders = np.full((len(wanted) + 2, dim), 7, wanted.dtype)
+            out = with_borders[1:-1]
+            assert combine(ids, splits, weights, DIVIDED[combiner], out) is True
+            assert_same(out, wanted)
+            assert (with_borders[[0, -1]] == 7).all()
 
 
 def test_many_weighted_bags_in_shards_are_left_to_others(
