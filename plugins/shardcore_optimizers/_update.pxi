@@ -138,7 +138,11 @@ cdef inline value norm_factor(int64_t dim, const value *g, Steps steps) noexcept
 
 
 cdef inline value gradient_at(value g, value w, value factor, Steps steps, bint plain) noexcept nogil:
-    """Return a gradient as the formula sees it: clipped, scaled to the norm, with coupled decay."""
+    """Return a gradient as the formula sees it: clipped, scaled to the norm, with coupled decay.
+
+    Zeros are positive, as those of sums are, in gradients that are the caller's too.
+    """
+    g = g + 0
     if plain:
         return g
     g = bounded(g, <value> steps.low, <value> steps.high) * factor

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 from shardcore.dtypes import as_dtype, working_dtype
 from shardcore.optimizer import UpdateFunction
 
 __all__ = ["compiled_update"]
+
+_ROW_BY_ROW: Final = frozenset(
+    ("adagrad", "adagrad_momentum", "adam", "ftrl", "momentum_sgd", "rmsprop", "sgd")
+)
+"""Formulas in which no column waits for others; what sums a row first gains from blocks of them."""
 
 
 def compiled_update(formula: str, table_dtype: Any) -> UpdateFunction:
@@ -22,4 +28,5 @@ def _compiled(formula: str, working: Any) -> UpdateFunction:
     from shardcore.store import best_module
 
     capsules = getattr(best_module("shardcore_optimizers._update"), formula)
-    return UpdateFunction.from_capsule(capsules[working.name])
+    function = UpdateFunction.from_capsule(capsules[working.name])
+    return dataclasses.replace(function, row_by_row=formula in _ROW_BY_ROW)

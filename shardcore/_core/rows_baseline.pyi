@@ -56,6 +56,7 @@ class UpdateRule:
         sections: int,
         ahead: int,
         asking: int,
+        row_by_row: bool,
         held: object,
     ) -> None: ...
 

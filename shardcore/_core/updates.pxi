@@ -15,6 +15,7 @@ cdef struct Rule:               # how an optimizer updates rows in one step
     Py_ssize_t ahead            # rows between asking for one and updating it
     bint into_first             # whether they are asked for for the first cache
     bint all_into_first         # and their slots and gradients, too
+    bint row_by_row             # the function takes rows one by one, and gradients where they lie
 
 cdef struct Target:             # an update of one table, in plain memory
     Stored stored
@@ -40,7 +41,9 @@ cdef class UpdateRule:
     their sum. At most UPDATE_ROWS rows make a `block`, and `block_bytes` of rows and slots, but one row
     does; neighbours come from `sections` ranges of the rows in turn, a power of two. A row is asked
     for so many rows `ahead`; `asking` for them into the first cache: wide ones with their slots and
-    gradients, as far as there is room; else all into the second. `held` keeps the function.
+    gradients, as far as there is room; else all into the second. `row_by_row`: rows of float32 and
+    float64, with slots of the same, are handed to the function one by one, and the one gradient of a
+    row where it lies, in which zeros have any sign. `held` keeps the function.
     """
 
     cdef Rule rule
@@ -49,7 +52,7 @@ cdef class UpdateRule:
 
     def __init__(self, uint64_t function, uint64_t context, const double[::1] hyper, int64_t step,
                  bint by_occurrence, Py_ssize_t block, Py_ssize_t block_bytes, Py_ssize_t sections,
-                 Py_ssize_t ahead, int asking, held):
+                 Py_ssize_t ahead, int asking, bint row_by_row, held):
         self.hyper, self.held = hyper, held
         self.rule.function, self.rule.context = <void*>function, <void*>context
         self.rule.hyper = &hyper[0] if hyper.shape[0] else NULL
@@ -60,6 +63,7 @@ cdef class UpdateRule:
         if 1 << self.rule.section_bits != sections:
             raise ValueError(f"sections must be a power of two, got {sections}")
         self.rule.ahead, self.rule.into_first = ahead, asking == INTO_FIRST
+        self.rule.row_by_row = row_by_row and not by_occurrence
 
 
 cdef class Updates(Shares):
@@ -143,7 +147,7 @@ cdef class Updates(Shares):
 
 
 cdef inline Rule fitted(Rule rule, const Stored* stored) noexcept nogil:
-    """Return the rule with a block, and a distance ahead, that the rows and slots of a table allow."""
+    """Return the rule with a block, or none, and a distance ahead, that a table's rows and slots allow."""
     cdef Py_ssize_t size = sizeof(float64_t) if stored.working == FLOAT64 else sizeof(float32_t)
     cdef Py_ssize_t row = stored.dim * size, bytes = row, k
     for k in range(stored.slots):
@@ -152,6 +156,7 @@ cdef inline Rule fitted(Rule rule, const Stored* stored) noexcept nogil:
     rule.all_into_first = rule.into_first and row >= WIDE_ROW
     if rule.all_into_first:
         rule.ahead = max(min(rule.ahead, FIRST_BYTES // (bytes + row)), 1)
+    rule.row_by_row &= not stored.converted and bytes >= LONE_BYTES
     return rule
 
 
@@ -173,11 +178,16 @@ cdef void update_target(Target* target, Py_ssize_t first, Py_ssize_t last,
     cdef size_t after = <size_t>(pointers + UPDATE_ROWS * (1 + stored.slots) + stored.slots)
     cdef void* values = <void*>((after + LINE - 1) & ~<size_t>(LINE - 1))
     if stored.working == FLOAT64:
-        _update(<float64_t*>stored.table, first, last, target, <float64_t*>values, pointers)
+        if target.rule.row_by_row:
+            _update_row_by_row(<float64_t*>stored.table, first, last, target, <float64_t*>values, pointers)
+        else:
+            _update(<float64_t*>stored.table, first, last, target, <float64_t*>values, pointers)
     elif stored.kind == HALF:
         _update(<half_t*>stored.table, first, last, target, <float32_t*>values, pointers)
     elif stored.kind == BFLOAT:
         _update(<bfloat_t*>stored.table, first, last, target, <float32_t*>values, pointers)
+    elif target.rule.row_by_row:
+        _update_row_by_row(<float32_t*>stored.table, first, last, target, <float32_t*>values, pointers)
     else:
         _update(<float32_t*>stored.table, first, last, target, <float32_t*>values, pointers)
 
@@ -350,6 +360,47 @@ cdef inline void ask_for(const Walk* walk, Py_ssize_t turn, row_t* table,
         ask_for_row_of(row, sources, count, table, gradients__gd, target, True, True)
     else:
         ask_for_row_of(row, sources, count, table, gradients__gd, target, True, False)
+
+
+cdef void _update_row_by_row(value_t* table, Py_ssize_t first, Py_ssize_t last, Target* target,
+                             value_t* scratch, void** pointers) noexcept nogil:
+    """Update rows one by one: what is asked for for those that come arrives while the function works.
+
+    In blocks all of it is asked for at once, and the function finds nothing on its way.
+    """
+    cdef Py_ssize_t dim = target.stored.dim, slots = target.stored.slots, ahead = target.rule.ahead
+    cdef const int64_t* run_splits = target.run_splits
+    cdef const int32_t* sources__n = target.sources
+    cdef const value_t* gradients__gd = <const value_t*>target.gradients
+    cdef const value_t* gains__n = <const value_t*>target.gains
+    cdef const value_t* gradient__d
+    cdef value_t* sum__d = scratch
+    cdef value_t* block__d = scratch + dim
+    cdef void** slot_pointers = pointers + 1
+    cdef void** slot_tables = slot_pointers + slots
+    cdef Py_ssize_t turn, place, lo, hi, k
+    cdef int64_t row
+    cdef Walk walk = walk_of(target, first, last)
+    for k in range(slots):
+        slot_tables[k] = slot_pointers + k
+    for turn in range(ahead):
+        ask_for(&walk, turn, table, gradients__gd, target)
+    for turn in range(walk.rows):
+        ask_for(&walk, ahead + turn, table, gradients__gd, target)
+        place = place_of(&walk, turn)
+        lo, hi = run_splits[place], run_splits[place + 1]
+        if hi - lo == 1 and gains__n == NULL:
+            gradient__d = gradients__gd + <Py_ssize_t>sources__n[lo] * dim
+        elif hi - lo >= LONG_RUN and target.long_sums != NULL:
+            gradient__d = <const value_t*>target.long_sums + long_at(target, place) * dim
+        else:
+            sum_run(gradients__gd, dim, sources__n, lo, hi, hi, gains__n, block__d, sum__d)
+            gradient__d = sum__d
+        row = target.unique[place]
+        pointers[0] = table + row * dim
+        for k in range(slots):
+            slot_pointers[k] = target.stored.slot_bases[k] + row * target.stored.slot_bytes[k]
+        call(target, 1, pointers, slot_tables, gradient__d, target.row_ids + place)
 
 
 cdef void _update(row_t* table, Py_ssize_t first, Py_ssize_t last, Target* target,

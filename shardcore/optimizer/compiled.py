@@ -116,6 +116,10 @@ class UpdateFunction:
     context : int, default 0
         The address that is handed to every call, of numbers that the function needs besides
         ``hyper``; 0 for none.
+    row_by_row : bool, default False
+        Whether it may be called for one row at a time, with the caller's own gradient where a row
+        has but one: its zeros have any sign, those of a sum are never negative. Faster on some
+        processors for a function that does as much for each row in a call as for a single one.
 
     Raises
     ------
@@ -142,6 +146,7 @@ class UpdateFunction:
     owner: object = dataclasses.field(compare=False, repr=False)
     dtype: np.dtype[Any] | None = dataclasses.field(default=None, compare=False)
     context: int = 0
+    row_by_row: bool = dataclasses.field(default=False, compare=False)
 
     def __post_init__(self) -> None:
         for name, least in (("address", 1), ("context", 0)):

@@ -1,9 +1,9 @@
 """One pass over the unique rows of a batch: sum their gradients, hand them to the optimizer.
 
-An optimizer's C function is called by the kernel, block by block, with pointers into the table and
-its slots. An optimizer without one runs its pure form on NumPy copies of the same blocks. An
-optimizer that does not accumulate is called once per occurrence instead of once per row. The face
-of ``accumulate`` in ``_core/rows.pxi``, and of ``_core/updates.pxi``.
+An optimizer's C function is called by the kernel, block by block or row by row, with pointers into
+the table and its slots. An optimizer without one runs its pure form on NumPy copies of the same
+blocks. An optimizer that does not accumulate is called once per occurrence instead of once per row.
+The face of ``accumulate`` in ``_core/rows.pxi``, and of ``_core/updates.pxi``.
 """
 
 from __future__ import annotations
@@ -292,6 +292,7 @@ def _rule(update: RowUpdate, working: np.dtype[Any]) -> Any:
         PACE.sections,
         PACE.ahead,
         PACE.asking,
+        PACE.row_by_row and function.row_by_row,
         function,
     )
 

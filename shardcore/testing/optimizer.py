@@ -431,19 +431,25 @@ class OptimizerConformance:
     def test_compiled_on_zeros_and_tiny_numbers(
         self, optimizer: Optimizer, rng: np.random.Generator, dtype: str
     ) -> None:
-        """Zeros of both signs and numbers whose squares vanish, in slots that are zero or not."""
+        """Zeros of both signs and numbers whose squares vanish, in slots that are zero or not.
+
+        Zeros of sums are positive; a function called row by row may be given others, and makes of
+        them what the update makes of sums.
+        """
         function = self._compiled(optimizer, dtype)
         odd = np.array([0.0, -0.0, 1e-30, -1e-30, 2.0**-126, 2.0**-149, 1.0, -3.0, 1e3])
         for zero_slots in (False, True):
             rows = rng.choice(odd, (8, 21)).astype(dtype)
             grad = rng.choice(odd, (8, 21)).astype(dtype)
+            sums = 0 + grad
             slots = _working(optimizer.init(rows), dtype)
             if zero_slots:
                 slots = {name: np.zeros_like(array) for name, array in slots.items()}
             own, ids = _Guarded(rows, slots), np.arange(8)
             with np.errstate(all="ignore"):
-                expected, new_slots = _update(optimizer, grad, rows, slots, step=1, row_ids=ids)
-            own.run(function, grad, optimizer.hyper(), 1, ids)
+                expected, new_slots = _update(optimizer, sums, rows, slots, step=1, row_ids=ids)
+            given = grad if function.row_by_row else sums
+            own.run(function, given, optimizer.hyper(), 1, ids)
             assert_agree(own.rows, np.asarray(expected), "compiled: rows", self._limit)
             for name, array in own.slots.items():
                 assert_agree(array, np.asarray(new_slots[name]), f"compiled: {name}", self._limit)

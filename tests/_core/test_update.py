@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shardcore_optimizers.adagrad import Adagrad, RowwiseAdagrad
+from shardcore_optimizers.adagrad import Adagrad, AdagradMomentum, RowwiseAdagrad
 from shardcore_optimizers.adam import Adam, RowwiseAdam
+from shardcore_optimizers.ftrl import FTRL
+from shardcore_optimizers.rmsprop import RMSProp
 from shardcore_optimizers.sgd import SGD
 
 import shardcore as sc
@@ -32,7 +34,7 @@ from shardcore.store.row_update import RowUpdate
 from shardcore.store.stored_rows import StoredRows
 from shardcore.store.table import StoreTable
 from shardcore.store.threads import get_num_threads, set_num_threads
-from shardcore.store.update import _summed_first, accumulate, update_rows
+from shardcore.store.update import _summed_first, accumulate, update_rows, updated
 
 pytestmark = pytest.mark.usefixtures("instruction_set")
 
@@ -409,7 +411,10 @@ def test_doubles_are_rounded_to_half_once() -> None:
 
 @pytest.mark.parametrize("slot_dtype", DTYPES)
 @pytest.mark.parametrize("dim", [1, 7, 64])
-def test_scratch_is_as_large_as_the_kernel_says(slot_dtype: str, dim: int) -> None:
+def test_scratch_is_as_large_as_the_kernel_says(
+    slot_dtype: str, dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(update_module, "PACE", PACE._replace(row_by_row=False))
     kernel = update_module._kernel
     rows, slot = np.ones((70, dim), np.float32), np.ones((70, dim), as_dtype(slot_dtype))
     optimizer = SGD(0.5, momentum=0.5)
@@ -455,6 +460,102 @@ def test_a_block_has_as_many_rows_as_its_bytes_allow(
     assert sum(counts) == 40
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class RecordedRowByRow(Recorded):
+    """The same, which may be called so."""
+
+    def compiled(self, dtype: Any) -> UpdateFunction | None:
+        function = super().compiled(dtype)
+        assert function is not None
+        return replace(function, row_by_row=True)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "dtype", "dim", "allowed", "single"),
+    [
+        (RecordedRowByRow, "float32", 32, True, True),
+        (RecordedRowByRow, "float64", 16, True, True),
+        (RecordedRowByRow, "float32", 32, False, False),
+        (Recorded, "float32", 32, True, False),
+        (RecordedRowByRow, "float32", 31, True, False),
+        (RecordedRowByRow, "float16", 64, True, False),
+    ],
+)
+def test_rows_are_handed_over_one_by_one_to_what_asks_for_it(
+    optimizer: type[Recorded],
+    dtype: str,
+    dim: int,
+    allowed: bool,
+    single: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """If the processor gains by it, where rows and slots have 256 bytes, none of them converted."""
+    pace = PACE._replace(block=16, block_bytes=1 << 20, row_by_row=allowed)
+    monkeypatch.setattr(update_module, "PACE", pace)
+    recorded, rows, ids = optimizer(), np.zeros((40, dim), as_dtype(dtype)), np.arange(40)
+    value = working_dtype(as_dtype(dtype))
+    slots = new_slots(recorded, 40, dim, value)
+    gradients = np.arange(40 * dim, dtype=value).reshape(40, dim) % 8
+    batch = sort_occurrences(ids, ids.astype(np.int32), None, 40)
+    update_rows(rows, slots, RowUpdate(batch, ids, gradients, recorded, recorded.hyper(), 1))
+    assert (max(call[0] for call in recorded.calls) == 1) == single
+    assert [number for call in recorded.calls for number in call[2]] == ids.tolist()
+    np.testing.assert_array_equal(rows, (-gradients / 2).astype(rows.dtype))
+
+
+@pytest.mark.parametrize("sections", [1, 4])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dim", [64, 67])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        SGD(0.5),
+        SGD(0.5, momentum=0.5, nesterov=True, clipvalue=1.0),
+        Adagrad(0.1, clip_norm=1.5),
+        AdagradMomentum(0.1),
+        Adam(0.1),
+        FTRL(0.1),
+        RMSProp(0.1, momentum=0.5),
+    ],
+    ids=repr,
+)
+def test_rows_one_by_one_are_those_of_the_pure_form(
+    optimizer: Any,
+    dim: int,
+    dtype: str,
+    weighted: bool,
+    sections: int,
+    make_rows: Make,
+    frozen: Callable[[Any], Any],
+    assert_same: Same,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of one gradient, some or many; zeros of both signs in rows and gradients are no exception."""
+    pace = PACE._replace(row_by_row=True, sections=sections, block=4)
+    monkeypatch.setattr(update_module, "PACE", pace)
+    monkeypatch.setattr(update_module, "_GRADIENT_BYTES", 0)  # so that long runs are summed first
+    rng = np.random.default_rng(dim)
+    lengths = rng.choice([1, 1, 1, 2, 5, 70], 100)
+    batch = runs_of_lengths(rng, lengths, 300, True, weighted)
+    if weighted:
+        batch = replace(batch, gains=batch.gains.astype(dtype))
+    gradients = make_rows(rng, (300, dim), dtype, False)
+    rows = make_rows(rng, (200, dim), dtype, False)
+    for numbers in (gradients, rows):
+        numbers[rng.random(numbers.shape) < 0.2] = -0.0
+    slots = new_slots(optimizer, 200, dim, np.dtype(dtype))
+    update = RowUpdate(batch, batch.rows, frozen(gradients), optimizer, optimizer.hyper(), 1)
+    if not weighted:
+        assert _summed_first(update)[0] is not None
+    chosen = {name: slot[::2].copy() for name, slot in slots.items()}
+    wanted, wanted_slots = updated(rows[::2].copy(), chosen, update)
+    update_rows(rows, slots, update)
+    assert_same(rows[::2], wanted)
+    for name, slot in slots.items():
+        assert_same(slot[::2], wanted_slots[name])
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("dim", [20, 130])
 @pytest.mark.parametrize("occurrences", [300, 3000])
@@ -474,12 +575,12 @@ def test_an_update_is_the_same_in_blocks_of_any_size(
     second, first = ASKING["by lines"], ASKING["into first"]
     for pace in (
         *(pace_of(family) for family in (0, 25, 26)),
-        Pace(second, 32, 1 << 20, 1, 0),
-        Pace(first, 16, 1, 16, 1),
-        Pace(first, 12, 1 << 20, 2, 5000),
-        Pace(second, 1, 1 << 20, 1, 5000),
-        Pace(first, 5, 500, 1, 3),
-        Pace(second, 1 << 20, 1 << 20, 1, 16),
+        Pace(second, 32, 1 << 20, 1, 0, False),
+        Pace(first, 16, 1, 16, 1, True),
+        Pace(first, 12, 1 << 20, 2, 5000, True),
+        Pace(second, 1, 1 << 20, 1, 5000, False),
+        Pace(first, 5, 500, 1, 3, True),
+        Pace(second, 1 << 20, 1 << 20, 1, 16, False),
     ):
         monkeypatch.setattr(update_module, "PACE", pace)
         ids_of_rows = sc.initializers.RowId()

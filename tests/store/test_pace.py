@@ -15,11 +15,20 @@ PROCESSORS = Path("/proc/cpuinfo")
 
 
 @pytest.mark.parametrize(
-    ("family", "asking"),
-    [(0, "by pairs"), (23, "by lines"), (25, "by lines"), (26, "into first"), (27, "into first")],
+    ("family", "asking", "row_by_row"),
+    [
+        (0, "by pairs", False),
+        (23, "by lines", True),
+        (25, "by lines", True),
+        (26, "into first", False),
+        (27, "into first", False),
+    ],
 )
-def test_each_family_has_the_way_that_was_measured_on_it(family: int, asking: str) -> None:
+def test_each_family_has_the_way_that_was_measured_on_it(
+    family: int, asking: str, row_by_row: bool
+) -> None:
     assert pace_of(family).asking == ASKING[asking]
+    assert pace_of(family).row_by_row == row_by_row
 
 
 def test_the_pace_is_that_of_this_processor() -> None:

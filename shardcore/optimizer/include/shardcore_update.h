@@ -6,6 +6,9 @@
    bit with the same order of operations and a compiler that does not contract them to fused
    multiply-add (-ffp-contract=off).
 
+   One that is called row by row (see `UpdateFunction`) gets the caller's own gradient of a row that
+   has but one: its zeros have any sign, where those of a sum are positive.
+
    Compile against the header of the shardcore that will run it: `shardcore.optimizer.get_include()`
    is its folder. C99 and C++11. */
 #ifndef SHARDCORE_UPDATE_H

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -367,6 +367,25 @@ class TestCompiledFlushesTinyNumbers(Suite):
                 for at in range(count * dim):
                     if abs(rows[at // dim][at % dim]) < 1e-20:
                         rows[at // dim][at % dim] = 0
+
+            return update
+
+
+@found_by("test_compiled_on_zeros_and_tiny_numbers", "compiled: rows[")
+class TestCompiledRowByRowKeepsTheSignOfZeros(Suite):
+    @frozen
+    class Faulty(Compiled):
+        def compiled(self, dtype):
+            return replace(super().compiled(dtype), row_by_row=True)
+
+        def update(self, grad, rows, slots, hyper, step, row_ids):
+            return rows - hyper[0] * grad, slots
+
+        @staticmethod
+        def function(value):
+            def update(count, dim, rows, slots, gradients, row_ids, hyper, step, context):
+                for at in range(count * dim):
+                    rows[at // dim][at % dim] -= value(hyper[0]) * value(gradients[at])
 
             return update
 
