@@ -122,7 +122,7 @@ def test_a_row_without_gradient_and_history_stays_finite(dtype, body, name):
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
 def test_compiled_is_the_pure_form_on_any_numbers(dtype, body, data):
-    """Gradients that are no sums have zeros of both signs: to the compiled form all are positive."""
+    """Gradients here are no sums, and have zeros of both signs, all positive to compiled forms."""
     optimizer = VARIANTS[data.draw(st.sampled_from(sorted(VARIANTS)))]
     shape = data.draw(st.tuples(st.integers(0, 4), st.integers(1, 70)))
     special = st.sampled_from([0.0, -0.0, 1e-30, -1e-30, 2.0**-126, 2.0**-149])
