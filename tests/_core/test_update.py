@@ -517,6 +517,7 @@ def test_rows_are_handed_over_one_by_one_to_what_asks_for_it(
         Adam(0.1),
         FTRL(0.1),
         RMSProp(0.1, momentum=0.5),
+        Adagrad(0.1, use_gradient_accumulation=False),
     ],
     ids=repr,
 )
@@ -546,7 +547,7 @@ def test_rows_one_by_one_are_those_of_the_pure_form(
         numbers[rng.random(numbers.shape) < 0.2] = -0.0
     slots = new_slots(optimizer, 200, dim, np.dtype(dtype))
     update = RowUpdate(batch, batch.rows, frozen(gradients), optimizer, optimizer.hyper(), 1)
-    if not weighted:
+    if optimizer.accumulate and not weighted:
         assert _summed_first(update)[0] is not None
     chosen = {name: slot[::2].copy() for name, slot in slots.items()}
     wanted, wanted_slots = updated(rows[::2].copy(), chosen, update)
