@@ -227,11 +227,13 @@ cdef bint combine(const Call* call, const row_t* table, Py_ssize_t stride, const
     whether `divide` found what weights leave to be finite."""
     cdef const int64_t* splits = call.splits
     cdef Py_ssize_t dim = call.dim, end = splits[last], b
-    cdef int ask = ASK_FAR
+    cdef int ask
     if call.asking == INTO_FIRST:
         ask = ASK_FIRST | ASK_SOON
     elif call.asking == BY_LINES:
         ask = ask_by_lines(dim * sizeof(row_t), in_parts(dim, sizeof(value_t)), False)
+    else:
+        ask = ask_by_pairs(dim * sizeof(row_t), sizeof(row_t), False)
     ask = begin_asking(table, stride, dim, ids__n, splits[first], end, ask)
     for b in range(first, last):
         if not sum_rows(table, stride, dim, ids__n, limit, splits[b], splits[b + 1], end, ask,

@@ -60,6 +60,7 @@ cdef extern from "columns.h" nogil:
 cdef enum:
     LINE = 64           # bytes in a cache line
     NARROW_ROW = 128    # bytes
+    WIDE_ROW = 512
 
 ctypedef fused row_t:           # what a table can hold
     float32_t
@@ -125,11 +126,30 @@ cdef inline int ask_by_lines(Py_ssize_t row_bytes, bint parts, bint cached) noex
     return ASK_CACHED if cached else ASK_FAR | ASK_AGAIN
 
 
+cdef inline int ask_by_pairs(Py_ssize_t row_bytes, Py_ssize_t item_bytes,
+                             bint cached) noexcept nogil:
+    """Return how rows are asked for where processors read the other half of a pair of lines.
+
+    Far ahead and near once more, where wide ones far ahead only; the first time every other line, but
+    of short floats, which take longer to add up, every line. Rows of which most are in a cache: for
+    the first at once, wide ones half as far ahead.
+    """
+    if row_bytes >= WIDE_ROW:
+        return ASK_FIRST | ASK_SOON if cached else ASK_FAR
+    if cached:
+        return ASK_FIRST
+    return ASK_FAR | ASK_NEAR if item_bytes < 4 else ASK_FAR | ASK_NEAR | ASK_HALF
+
+
 cdef inline int begin_asking(const row_t* table, Py_ssize_t stride, Py_ssize_t dim,
                              const index_t* ids__n, Py_ssize_t lo, Py_ssize_t hi,
                              int ask) noexcept nogil:
-    """Ask for the first rows of ids__n[lo:hi], which no sum asks for; return `ask` for the others."""
+    """Ask for the first rows of ids__n[lo:hi], which no sum asks for; return `ask` for the others.
+
+    A row ends in one line more where it begins within one, unless lines have room for whole rows.
+    """
     cdef Py_ssize_t size = dim * sizeof(row_t), ahead = rows_ahead(ask, size), i
+    cdef bint whole = stride % LINE == 0 or (stride >= size and LINE % stride == 0)
     for i in range(lo, lo + ahead if lo + ahead < hi else hi):
         ask_for_row(row_at(table, stride, ids__n[i]), size)
-    return ask | ASK_END if (<size_t>table | <size_t>stride) % LINE else ask
+    return ask if whole and <size_t>table % LINE == 0 else ask | ASK_END

@@ -46,7 +46,6 @@ cdef extern from "scalars.h" nogil:
 cdef enum:
     WIDE = 64           # columns of a sum that goes on that are added at a time
     NARROW = 16
-    WIDE_ROW = 512
     UNKNOWN = -1
     CACHED = 1 << 26    # bytes of a table that stays in some cache
     STRETCHES = 8       # of consecutive occurrences, see `come_back`
@@ -134,30 +133,28 @@ cdef inline void narrow_stochastic(const value_t* values, Py_ssize_t count, uint
 # --- prefetch ----------------------------------------------------------------------------------
 
 cdef inline int rows_to_ask_for(const index_t* ids__n, Py_ssize_t n, Py_ssize_t row_bytes,
-                                bint parts, Py_ssize_t table_bytes, int asking) noexcept nogil:
+                                Py_ssize_t item_bytes, bint parts, Py_ssize_t table_bytes,
+                                int asking) noexcept nogil:
     """Return how sums of `n` rows ask for those that come: bits ASK_FAR and ASK_NEAR, or ASK_FIRST.
 
-    `asking`: as suits the processor. Into the first cache: all rows. By lines: see `ask_by_lines`.
-    By pairs: rows of a small table are in some cache: near ones only. Of others, narrow rows are
-    asked for far ahead and near. For wide ones that is one time too many: near only where most are
-    in a cache, else far ahead only.
+    `asking`: as suits the processor. Into the first cache: all rows. By lines and by pairs: see
+    `ask_by_lines` and `ask_by_pairs`; by pairs, rows of a small table are in some cache: near ones
+    only. Of few rows no sample is taken, as it would take longer than it saves. Ids come back where
+    a tenth of a sample, or a third, has: between the two, most rows come from a farther cache.
     """
     if asking == INTO_FIRST:
         return ASK_FIRST
     if asking == BY_LINES:
         return ask_by_lines(row_bytes, parts, not parts and row_bytes > NARROW_ROW
-                            and n > UNSAMPLED and come_back(ids__n, n))
-    if n <= STRETCH:
-        return ASK_FAR
-    if 0 <= table_bytes <= CACHED:
+                            and n > UNSAMPLED and come_back(ids__n, n, 10))
+    if n > STRETCH and 0 <= table_bytes <= CACHED:
         return ASK_NEAR
-    if row_bytes < WIDE_ROW:
-        return ASK_FAR | ASK_NEAR | ASK_HALF
-    return ASK_NEAR if come_back(ids__n, n) else ASK_FAR
+    return ask_by_pairs(row_bytes, item_bytes, row_bytes <= WIDE_ROW and n > UNSAMPLED
+                        and come_back(ids__n, n, 3))
 
 
-cdef bint come_back(const index_t* ids__n, Py_ssize_t n) noexcept nogil:
-    """Return whether a tenth of a sample of the ids came before in the sample.
+cdef bint come_back(const index_t* ids__n, Py_ssize_t n, Py_ssize_t part) noexcept nogil:
+    """Return whether one `part` of a sample of the ids, a tenth or a third, came before in it.
 
     Ids are known by SEEN_BITS bits of their hash: a few are taken for others.
     """
@@ -172,7 +169,7 @@ cdef bint come_back(const index_t* ids__n, Py_ssize_t n) noexcept nogil:
             bit = <uint64_t>1 << (key & 63)
             again += seen[key >> 6] & bit != 0
             seen[key >> 6] |= bit
-    return 10 * again > STRETCHES * length
+    return part * again > STRETCHES * length
 
 
 # --- sums of rows ------------------------------------------------------------------------------
@@ -257,7 +254,7 @@ cdef bint _segment_reduce(const row_t* table, Py_ssize_t table_bytes, Py_ssize_t
                           int asking) noexcept nogil:
     cdef Py_ssize_t b
     cdef Py_ssize_t first = row_splits[0], last = row_splits[bags]
-    cdef int ask = rows_to_ask_for(ids__n + first, last - first, dim * sizeof(row_t),
+    cdef int ask = rows_to_ask_for(ids__n + first, last - first, dim * sizeof(row_t), sizeof(row_t),
                                    in_parts(dim, sizeof(value_t)), table_bytes, asking)
     cdef value_t* out
     ask = begin_asking(table, stride, dim, ids__n, first, last, ask)
