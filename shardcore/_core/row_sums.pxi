@@ -146,10 +146,13 @@ cdef inline int begin_asking(const row_t* table, Py_ssize_t stride, Py_ssize_t d
                              int ask) noexcept nogil:
     """Ask for the first rows of ids__n[lo:hi], which no sum asks for; return `ask` for the others.
 
-    A row ends in one line more where it begins within one, unless lines have room for whole rows.
+    Where one of them begins so far within a line that it ends in one line more, others may, too.
     """
     cdef Py_ssize_t size = dim * sizeof(row_t), ahead = rows_ahead(ask, size), i
-    cdef bint whole = stride % LINE == 0 or (stride >= size and LINE % stride == 0)
+    cdef const row_t* row
     for i in range(lo, lo + ahead if lo + ahead < hi else hi):
-        ask_for_row(row_at(table, stride, ids__n[i]), size)
-    return ask if whole and <size_t>table % LINE == 0 else ask | ASK_END
+        row = row_at(table, stride, ids__n[i])
+        ask_for_row(row, size)
+        if (<size_t>row % LINE + <size_t>size - 1) // LINE > (<size_t>size - 1) // LINE:
+            ask |= ASK_END
+    return ask
