@@ -1,15 +1,20 @@
-"""The seed of tests that try what comes by chance, the tenth for `make check`, a file to plan from.
+"""The seed of tests that try what comes by chance, the tenth for `make check`, a file to plan from,
+the way through rows of another processor.
 
 The tenth (``--tenth``) is one case of every test function, so that no module and no test goes
 untried: of a test with many cases the name decides which, always the same. Left out are those
 marked slow. That the marks stay true needs no list: in the tenth, a test that is not marked fails
 where it takes more than `CPU_SECONDS`, as fast as the machine is at that time.
+
+Results do not depend on how kernels go through rows, see `shardcore.store.pace`, but tests could: with
+``--family 26`` they run as on that family of AMD's processors, with 0 as on those of other makers.
 """
 
 from __future__ import annotations
 
 import os
 import random
+import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -49,10 +54,27 @@ def write(tmp_path: Path) -> Callable[[str], Path]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add ``--tenth``."""
+    """Add ``--tenth`` and ``--family``."""
     parser.addoption(
         "--tenth", action="store_true", help="one case of every test that is not marked slow"
     )
+    parser.addoption(
+        "--family", type=int, help="go through rows as on this family of AMD's processors; 0: none"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Replace the way through rows wherever it is named, if another was asked for."""
+    family = config.getoption("family")
+    if family is None:
+        return
+    import shardcore.lookup  # before it, what names one must be there
+    from shardcore.store import pace
+
+    here, other = pace.PACE, pace.pace_of(family)
+    for name, module in list(sys.modules.items()):
+        if name.startswith("shardcore") and getattr(module, "PACE", None) is here:
+            module.PACE = other  # type: ignore[attr-defined]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

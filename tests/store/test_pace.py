@@ -9,6 +9,8 @@ import pytest
 
 from shardcore._core import cpu
 from shardcore._core.constants import ASKING
+from shardcore.lookup import prepared
+from shardcore.store import few_bags, lookups, segment_reduce, update
 from shardcore.store.pace import PACE, pace_of
 
 PROCESSORS = Path("/proc/cpuinfo")
@@ -31,8 +33,12 @@ def test_each_family_has_the_way_that_was_measured_on_it(
     assert pace_of(family).row_by_row == row_by_row
 
 
-def test_the_pace_is_that_of_this_processor() -> None:
-    assert pace_of(cpu.amd_family()) == PACE
+def test_the_pace_is_that_of_this_processor(pytestconfig: pytest.Config) -> None:
+    """Or that of the one whose tests are run."""
+    family = pytestconfig.getoption("family")
+    assert pace_of(cpu.amd_family() if family is None else family) == PACE
+    modules = [update, few_bags, lookups, segment_reduce, prepared]
+    assert {module.PACE for module in modules} == {PACE}
 
 
 @pytest.mark.skipif(not PROCESSORS.exists(), reason="needs Linux, which lists its processors")
