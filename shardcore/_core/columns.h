@@ -31,6 +31,9 @@
 #define SC_WHOLE_ROW SC_WIDE
 #endif
 
+/* The most vectors in which rows of any dim are summed whole. */
+#define SC_MOST_VECTORS 8
+
 /* The fewest columns that are summed at a time, and bytes in a cache line. */
 #define SC_FEW 4
 #define SC_LINE 64
@@ -227,28 +230,42 @@ SC_INLINE void sc_add_bfloats_times(float *totals, const sc_bfloat *row, float w
 #define SC_JOIN(a, b) a##b
 #define SC_JOINED(a, b) SC_JOIN(a, b)
 
+#if defined(__AVX2__) && defined(__F16C__) && defined(__GNUC__)
+#define SC_LOADS_SHORTS 1
+#else
+#define SC_LOADS_SHORTS 0
+#endif
+
 #define ROWS floats
 #define ROW float
 #define NUMBERS floats
 #define NUMBER float
+#define LOADS_VECTORS 1
+#define LOAD(VECTOR, from) SC_LOADED(VECTOR, from)
 #include "sum_rows.h"
 
 #define ROWS halves
 #define ROW sc_half
 #define NUMBERS floats
 #define NUMBER float
+#define LOADS_VECTORS SC_LOADS_SHORTS
+#define LOAD(VECTOR, from) SC_JOINED(VECTOR, _of_halves)(from)
 #include "sum_rows.h"
 
 #define ROWS bfloats
 #define ROW sc_bfloat
 #define NUMBERS floats
 #define NUMBER float
+#define LOADS_VECTORS SC_LOADS_SHORTS
+#define LOAD(VECTOR, from) SC_JOINED(VECTOR, _of_bfloats)(from)
 #include "sum_rows.h"
 
 #define ROWS doubles
 #define ROW double
 #define NUMBERS doubles
 #define NUMBER double
+#define LOADS_VECTORS 0
+#define LOAD(VECTOR, from) SC_LOADED(VECTOR, from)
 #include "sum_rows.h"
 
 #endif

@@ -48,6 +48,7 @@ cdef enum:
     NARROW = 16
     UNKNOWN = -1
     CACHED = 1 << 26    # bytes of a table that stays in some cache
+    NEAR_ROW = 256      # bytes of its rows that are asked for near
     STRETCHES = 8       # of consecutive occurrences, see `come_back`
     STRETCH = 256
     UNSAMPLED = 1 << 14     # occurrences that a sample of them costs too much
@@ -138,8 +139,8 @@ cdef inline int rows_to_ask_for(const index_t* ids__n, Py_ssize_t n, Py_ssize_t 
     """Return how sums of `n` rows ask for those that come: bits ASK_FAR and ASK_NEAR, or ASK_FIRST.
 
     `asking`: as suits the processor. Into the first cache: all rows. By lines and by pairs: see
-    `ask_by_lines` and `ask_by_pairs`; by pairs, rows of a small table are in some cache: near ones
-    only. Of few rows no sample is taken, as it would take longer than it saves. Ids come back where
+    `ask_by_lines` and `ask_by_pairs`; by pairs, rows of a small table are in some cache: they are
+    asked for for the first at once, wider ones near only. Of few rows no sample is taken, as it would take longer than it saves. Ids come back where
     a tenth of a sample, or a third, has: between the two, most rows come from a farther cache.
     """
     if asking == INTO_FIRST:
@@ -148,7 +149,7 @@ cdef inline int rows_to_ask_for(const index_t* ids__n, Py_ssize_t n, Py_ssize_t 
         return ask_by_lines(row_bytes, parts, not parts and row_bytes > NARROW_ROW
                             and n > UNSAMPLED and come_back(ids__n, n, 10))
     if n > STRETCH and 0 <= table_bytes <= CACHED:
-        return ASK_NEAR
+        return ASK_FIRST if row_bytes < NEAR_ROW else ASK_NEAR
     return ask_by_pairs(row_bytes, item_bytes, row_bytes <= WIDE_ROW and n > UNSAMPLED
                         and come_back(ids__n, n, 3))
 

@@ -1,5 +1,6 @@
 /* The sum of rows of one type, for ids of each of the two types: columns.h includes this once per type of
-   row, with ROWS and ROW, the rows, and NUMBERS and NUMBER, the sums, defined. */
+   row, with ROWS and ROW, the rows, and NUMBERS and NUMBER, the sums, defined, and LOADS_VECTORS, whether
+   LOAD makes a vector of the columns of a row. */
 #if !defined(INDEX)
 
 #define INDICES int64
@@ -12,6 +13,8 @@
 #undef ROW
 #undef NUMBERS
 #undef NUMBER
+#undef LOAD
+#undef LOADS_VECTORS
 
 #else
 
@@ -21,6 +24,8 @@
 #define ADD SC_JOINED(sc_add_, ROWS)
 #define ADD_TIMES SC_JOINED(SC_JOINED(sc_add_, ROWS), _times)
 #define ONE SC_JOINED(sc_one_of_, ROWS)
+#define VECTOR_OF(kind) SC_JOINED(kind, NUMBERS)
+#define LONG ((ptrdiff_t)(SC_VECTOR / sizeof(NUMBER)))
 
 /* Rows lie `stride` bytes apart from `table` on; or, from NULL on, one byte apart, anywhere. */
 SC_INLINE const ROW *NAME(sc_row_of_)(const void *table, ptrdiff_t stride, INDEX id) {
@@ -152,6 +157,86 @@ SC_INLINE int NAME(sc_sum_parts_)(const void *table, ptrdiff_t stride, ptrdiff_t
 #undef SUM_COLUMNS
 }
 
+#if LOADS_VECTORS
+
+/* While position `at` is summed, ask for rows that come, of which none is past the last: for every line that
+   begins in one. They have `size` bytes, more than `least` and at most `most`, which the compiler knows. */
+SC_INLINE void NAME(sc_ask_whole_)(const void *table, ptrdiff_t stride, ptrdiff_t size, ptrdiff_t least,
+                                   ptrdiff_t most, const INDEX *ids, ptrdiff_t at, int ask,
+                                   ptrdiff_t far, ptrdiff_t near) {
+#define ASK_FOR_ROW(PREFETCH, ahead, step)                                                         \
+    const size_t row = (size_t)NAME(sc_row_of_)(table, stride, ids[at + (ahead)]);                 \
+    SC_UNROLL for (ptrdiff_t byte = 0; byte < most; byte += (step)) {                              \
+        if (byte <= least || byte < size)                                                          \
+            PREFETCH((const void *)(row + (size_t)byte));                                          \
+    }                                                                                              \
+    if (ask & SC_ASK_END)                                                                          \
+        PREFETCH((const void *)(row + (size_t)size - 1));
+    if (ask & SC_ASK_FAR) {
+        if (ask & SC_ASK_HALF) {
+            ASK_FOR_ROW(SC_PREFETCH_READ, far, 2 * SC_LINE)
+        } else {
+            ASK_FOR_ROW(SC_PREFETCH_READ, far, SC_LINE)
+        }
+    }
+    if (ask & SC_ASK_AGAIN) {
+        ASK_FOR_ROW(SC_PREFETCH_READ, SC_AGAIN, SC_LINE)
+    }
+    if (ask & (SC_ASK_NEAR | SC_ASK_FIRST)) {
+        ASK_FOR_ROW(SC_PREFETCH_NEAR, near, SC_LINE)
+    }
+#undef ASK_FOR_ROW
+}
+
+/* Sum all columns in one go, more than `least` and at most as many as `count` vectors have, both of which the
+   compiler knows: those that would go past the last column end with it, and sum some columns twice. */
+#define SUM_WHOLE_IN(VECTOR, VECTORS)                                                              \
+    SC_INLINE int NAME(sc_sum_whole_##VECTORS##_)(                                                 \
+        const void *table, ptrdiff_t stride, ptrdiff_t dim, const INDEX *ids, uint64_t limit,      \
+        ptrdiff_t lo, ptrdiff_t hi, int ask, const NUMBER *weights, NUMBER *out, ptrdiff_t least,  \
+        ptrdiff_t count) {                                                                         \
+        const ptrdiff_t width = sizeof(VECTOR) / sizeof(NUMBER), most = count * width;             \
+        const ptrdiff_t item = sizeof(ROW), last = dim - width;                                    \
+        const ptrdiff_t far = ask & SC_ASK_AGAIN ? SC_TWICE : SC_FAR;                              \
+        const ptrdiff_t near = ask & SC_ASK_FIRST ? SC_FIRST(ask, dim * item) : SC_NEAR;           \
+        VECTOR totals[SC_MOST_VECTORS];                                                            \
+        SC_UNROLL for (ptrdiff_t v = 0; v < count; v++)                                            \
+            totals[v] = (VECTOR){0};                                                               \
+        if (weights == NULL)                                                                       \
+            for (ptrdiff_t i = lo; i < hi; i++) {                                                  \
+                const INDEX id = NAME(sc_id_at_)(ids, i);                                          \
+                NAME(sc_ask_whole_)(table, stride, dim * item, least * item, most * item, ids, i, ask,  \
+                                    far, near);                                                    \
+                if ((uint64_t)(int64_t)id >= limit)                                                \
+                    return 0;                                                                      \
+                const ROW *row = NAME(sc_row_of_)(table, stride, id);                              \
+                SC_UNROLL for (ptrdiff_t v = 0; v < count; v++)                                    \
+                    totals[v] += LOAD(VECTOR, row + COLUMN_OF(v));                                 \
+            }                                                                                      \
+        else                                                                                       \
+            for (ptrdiff_t i = lo; i < hi; i++) {                                                  \
+                const INDEX id = NAME(sc_id_at_)(ids, i);                                          \
+                NAME(sc_ask_whole_)(table, stride, dim * item, least * item, most * item, ids, i, ask,  \
+                                    far, near);                                                    \
+                if ((uint64_t)(int64_t)id >= limit)                                                \
+                    return 0;                                                                      \
+                const ROW *row = NAME(sc_row_of_)(table, stride, id);                              \
+                const NUMBER weight = weights[i];                                                  \
+                SC_UNROLL for (ptrdiff_t v = 0; v < count; v++)                                    \
+                    totals[v] += weight * LOAD(VECTOR, row + COLUMN_OF(v));                        \
+            }                                                                                      \
+        SC_UNROLL for (ptrdiff_t v = 0; v < count; v++)                                            \
+            *(VECTOR *)(out + COLUMN_OF(v)) = totals[v];                                           \
+        return 1;                                                                                  \
+    }
+#define COLUMN_OF(v) ((v + 1) * width <= least || v * width < last ? (v) * width : last)
+SUM_WHOLE_IN(VECTOR_OF(sc_), vectors)
+SUM_WHOLE_IN(VECTOR_OF(sc_few_), few)
+#undef COLUMN_OF
+#undef SUM_WHOLE_IN
+
+#endif
+
 /* Write the (weighted) sum of rows ids[lo:hi], in that order, to out (dim,), and return whether all ids are
    below `limit`: each is read once, and not used where it is not. The dims of most tables have bodies in
    which every count is known. Some ways of asking have bodies of their own, for bags after which all rows
@@ -165,8 +250,8 @@ static int NAME(sc_sum_)(const void *table, ptrdiff_t stride, ptrdiff_t dim, con
 #define SUM_PARTS_OF(dim, ask)                                                                     \
     NAME(sc_sum_parts_)(table, stride, dim, ids, limit, lo, hi, last, ask, weights, out)
 #define SUM_IF_ASKED_SO(dim, how)                                                                  \
-    if ((dim) * sizeof(ROW) <= SC_SHORT_ROW && all_come && ask == (how))                           \
-        return SUM_PARTS_OF(dim, (how) | SC_ASK_ALL);
+    if ((dim) * sizeof(ROW) <= SC_SHORT_ROW && all_come && (ask & ~SC_ASK_END) == (how))           \
+        return SUM_PARTS_OF(dim, (how) | SC_ASK_ALL | end);
 #define SUM_WHOLE_ROWS_OF(dim)                                                                     \
     if ((dim) == SC_WHOLE_ROW && SC_IN_PARTS(dim, sizeof(NUMBER)) &&                               \
         sizeof(ROW) == sizeof(float) && weights == NULL && all_come && (ask & SC_ASK_PARTS))       \
@@ -183,7 +268,24 @@ static int NAME(sc_sum_)(const void *table, ptrdiff_t stride, ptrdiff_t dim, con
     SUM_IF_ASKED_SO(dim, SC_ASK_FAR | SC_ASK_NEAR | SC_ASK_HALF)                                   \
     SUM_IF_ASKED_SO(dim, SC_ASK_FIRST)                                                             \
     SUM_ROWS_OF(dim)
+#define SUM_WHOLE_IF_ASKED_SO(VECTORS, least, count, how)                                          \
+    if (weights == NULL && (ask & ~SC_ASK_END) == (how))                                           \
+        return NAME(sc_sum_whole_##VECTORS##_)(table, stride, dim, ids, limit, lo, hi,             \
+                                               (how) | end, NULL, out, least, count);
+#define SUM_IF_WHOLE_IN(VECTORS, width, least, count)                                              \
+    if (dim > (width) * (least) && dim <= (width) * (count)) {                                     \
+        SUM_WHOLE_IF_ASKED_SO(VECTORS, (width) * (least), count, SC_ASK_FIRST)                     \
+        SUM_WHOLE_IF_ASKED_SO(VECTORS, (width) * (least), count, SC_ASK_FAR | SC_ASK_NEAR)         \
+        return NAME(sc_sum_whole_##VECTORS##_)(table, stride, dim, ids, limit, lo, hi, ask, weights, out, \
+                                               (width) * (least), count);                          \
+    }
     switch (dim) {
+    case 1:
+        SUM_SHORT_ROWS_OF(1);
+    case 2:
+        SUM_SHORT_ROWS_OF(2);
+    case 3:
+        SUM_SHORT_ROWS_OF(3);
     case 16:
         SUM_SHORT_ROWS_OF(16);
     case 32:
@@ -196,8 +298,26 @@ static int NAME(sc_sum_)(const void *table, ptrdiff_t stride, ptrdiff_t dim, con
     case 256:
         SUM_ROWS_OF(256);
     default:
+#if LOADS_VECTORS
+        if (all_come && dim >= SC_FEW && dim <= SC_MOST_VECTORS * LONG) {
+            SUM_IF_WHOLE_IN(few, SC_FEW, 0, 1)
+            if (dim < LONG) {
+                SUM_IF_WHOLE_IN(few, SC_FEW, 1, 2)
+                SUM_IF_WHOLE_IN(few, SC_FEW, 2, 3)
+                SUM_IF_WHOLE_IN(few, SC_FEW, 3, 4)
+            }
+            SUM_IF_WHOLE_IN(vectors, LONG, 0, 1)
+            SUM_IF_WHOLE_IN(vectors, LONG, 1, 2)
+            SUM_IF_WHOLE_IN(vectors, LONG, 2, 3)
+            SUM_IF_WHOLE_IN(vectors, LONG, 3, 4)
+            SUM_IF_WHOLE_IN(vectors, LONG, 4, 6)
+            SUM_IF_WHOLE_IN(vectors, LONG, 6, 8)
+        }
+#endif
         SUM_ROWS_OF(dim);
     }
+#undef SUM_IF_WHOLE_IN
+#undef SUM_WHOLE_IF_ASKED_SO
 #undef SUM_SHORT_ROWS_OF
 #undef SUM_ROWS_OF
 #undef SUM_WHOLE_ROWS_OF
@@ -211,6 +331,8 @@ static int NAME(sc_sum_)(const void *table, ptrdiff_t stride, ptrdiff_t dim, con
 #undef ADD
 #undef ADD_TIMES
 #undef ONE
+#undef VECTOR_OF
+#undef LONG
 #undef INDICES
 #undef INDEX
 

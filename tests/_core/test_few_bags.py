@@ -163,7 +163,7 @@ def test_many_bags_equal_their_twin_on_any_number_of_threads(
     monkeypatch.setattr(threads, "_num_threads", count)
     monkeypatch.setattr(threads, "PIECE", 1 << 10)
     monkeypatch.setattr(segment_reduce, "PACE", PACE._replace(asking=ASKING[asking]))
-    for dim in (1, 3, 16, 32, 64, 128, 256, 300):
+    for dim in (1, 3, 12, 16, 32, 64, 100, 128, 256, 300):
         for rows, ids, splits, weights, combiner, wanted in many_bags(dtype, dim):
             combine = given_bags_of([rows], Layout.div(len(rows), 1))
             assert combine is not None

@@ -31,7 +31,7 @@ bytes_before = np.frombuffer(memory, np.uint8, size)
 rng = np.random.default_rng(0)
 for dtype in map(np.dtype, ("float32", "float16", "float64")):
     value = working_dtype(dtype)
-    for dim in (3, 16, 32, 48, 64, 128, 256, 300):
+    for dim in (3, 12, 16, 32, 48, 64, 100, 128, 256, 300):
         table = rng.integers(-9, 9, (99, dim)).astype(dtype)  # sums are exact
         combine = given_bags_of([table], None)
         for index in map(np.dtype, (np.int32, np.int64)):

@@ -108,12 +108,19 @@ def test_combined_rows_equal_their_twin(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("asking", ASKING)
 def test_rows_of_every_width_are_combined(
-    dtype: str, weighted: bool, assert_same: Same, frozen: Freeze
+    dtype: str,
+    weighted: bool,
+    asking: str,
+    assert_same: Same,
+    frozen: Freeze,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of finite numbers, so that every column counts; into memory with borders, which stay."""
+    monkeypatch.setattr(module, "PACE", PACE._replace(asking=ASKING[asking]))
     rng = np.random.default_rng(0)
-    splits = np.array([0, 3, 3, 4, 80])
+    splits = np.array([0, 3, 3, 40, 270])  # after the last but one come more than are asked for
     ids = rng.integers(0, 50, splits[-1])
     for dim in (*range(1, 150), 192, 255, 256, 257, 276, 320, 384, 448, 511, 512, 516, 517, 700):
         rows = frozen(rng.standard_normal((50, dim)).astype(as_dtype(dtype)))
@@ -125,7 +132,7 @@ def test_rows_of_every_width_are_combined(
         assert (with_borders[[0, 5]] == 7).all(), dim
 
 
-@pytest.mark.parametrize("dim", [16, 32, 64, 128, 130, 256, 300])
+@pytest.mark.parametrize("dim", [2, 12, 16, 32, 48, 64, 100, 128, 130, 256, 300])
 @pytest.mark.parametrize("spread", [False, True])
 @pytest.mark.parametrize("asking", ASKING)
 def test_rows_are_combined_however_they_are_asked_for_ahead(
