@@ -250,8 +250,8 @@ static int NAME(sc_sum_)(const void *table, ptrdiff_t stride, ptrdiff_t dim, con
 #define SUM_PARTS_OF(dim, ask)                                                                     \
     NAME(sc_sum_parts_)(table, stride, dim, ids, limit, lo, hi, last, ask, weights, out)
 #define SUM_IF_ASKED_SO(dim, how)                                                                  \
-    if ((dim) * sizeof(ROW) <= SC_SHORT_ROW && all_come && (ask & ~SC_ASK_END) == (how))           \
-        return SUM_PARTS_OF(dim, (how) | SC_ASK_ALL | end);
+    if ((dim) * sizeof(ROW) <= SC_SHORT_ROW && all_come && ask == (how))                           \
+        return SUM_PARTS_OF(dim, (how) | SC_ASK_ALL);
 #define SUM_WHOLE_ROWS_OF(dim)                                                                     \
     if ((dim) == SC_WHOLE_ROW && SC_IN_PARTS(dim, sizeof(NUMBER)) &&                               \
         sizeof(ROW) == sizeof(float) && weights == NULL && all_come && (ask & SC_ASK_PARTS))       \
