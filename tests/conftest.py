@@ -6,8 +6,8 @@ untried: of a test with many cases the name decides which, always the same. Left
 marked slow. That the marks stay true needs no list: in the tenth, a test that is not marked fails
 where it takes more than `CPU_SECONDS`, as fast as the machine is at that time.
 
-Results do not depend on how kernels go through rows, see `shardcore.store.pace`, but tests could: with
-``--family 26`` they run as on that family of AMD's processors, with 0 as on those of other makers.
+Results do not depend on how kernels go through rows, see `shardcore.store.pace`, but tests could:
+with ``--family 26`` they run as on that family of AMD's processors, with 0 as on other makers'.
 """
 
 from __future__ import annotations
@@ -68,7 +68,6 @@ def pytest_configure(config: pytest.Config) -> None:
     family = config.getoption("family")
     if family is None:
         return
-    import shardcore.lookup  # before it, what names one must be there
     from shardcore.store import pace
 
     here, other = pace.PACE, pace.pace_of(family)

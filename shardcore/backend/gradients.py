@@ -32,6 +32,7 @@ __all__ = [
 ]
 
 _INT32: Final = np.dtype(np.int32)
+_FLOAT32: Final = np.dtype(np.float32)
 
 _SMALL_BATCH: Final = 1 << 9
 """Occurrences of a table that is sorted together with others."""
@@ -161,6 +162,10 @@ class RowSorts:
         for at, occurrences in zip(self._of_few_rows, self._few_rows.make(), strict=True):
             found[at] = occurrences
         for group in self._groups:
+            if len(group) == 1:  # to make one of it takes longer than to sort it
+                ((at, table),) = group
+                found[at] = sorted_rows(*table, _FLOAT32)
+                continue
             sorted_together = _sorted_as_one([table for _, table in group])
             for (at, _), occurrences in zip(group, sorted_together, strict=True):
                 found[at] = occurrences

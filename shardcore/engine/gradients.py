@@ -221,8 +221,12 @@ def table_updates(
             moving.append((at, table, taking, optimizer))
     # By identity first: to hash an optimizer takes all of its parameters, for every table.
     optimizers = {id(optimizer): optimizer for *_, optimizer in moving}
-    values = hyper_parameters(optimizers.values(), step - 1)
-    hyper = {key: values[optimizer] for key, optimizer in optimizers.items()}
+    hyper: dict[int, tuple[float, ...]]
+    if len(optimizers) == 1:
+        hyper = {key: _hyper_of(one, step - 1, {}) for key, one in optimizers.items()}
+    else:
+        values = hyper_parameters(optimizers.values(), step - 1)
+        hyper = {key: values[optimizer] for key, optimizer in optimizers.items()}
     updates = []
     check = any(share.gradients.check for share in shares)
     for at, table, taking, optimizer in moving:
@@ -453,16 +457,17 @@ def hyper_parameters(
     rates: dict[object, float] = {}
     found: dict[Optimizer, tuple[float, ...]] = {}
     for optimizer in optimizers:
-        if optimizer in found:
-            continue
-        if type(optimizer).hyper is Optimizer.hyper:
-            found[optimizer] = tuple(
-                _evaluated(getattr(optimizer, name), name, step, rates)
-                for name in optimizer.hyper_names
-            )
-        else:
-            found[optimizer] = hyper_at(optimizer, step)
+        if optimizer not in found:
+            found[optimizer] = _hyper_of(optimizer, step, rates)
     return found
+
+
+def _hyper_of(optimizer: Optimizer, step: int, rates: dict[object, float]) -> tuple[float, ...]:
+    """Return the values of one; `rates` holds those of callables that were asked already."""
+    if type(optimizer).hyper is not Optimizer.hyper:
+        return hyper_at(optimizer, step)
+    names = optimizer.hyper_names
+    return tuple([_evaluated(getattr(optimizer, name), name, step, rates) for name in names])
 
 
 def _evaluated(value: LearningRate, argument: str, step: int, rates: dict[object, float]) -> float:

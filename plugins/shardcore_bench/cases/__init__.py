@@ -7,7 +7,7 @@ from typing import Final
 
 from shardcore_bench.cases.case import Case, Point
 from shardcore_bench.cases.growth import growth
-from shardcore_bench.cases.lookup import combiners, lookups, short_rows
+from shardcore_bench.cases.lookup import combiners, lookups, other_dims, short_rows
 from shardcore_bench.cases.many_tables import criteo, many_small
 from shardcore_bench.cases.serving import serving
 from shardcore_bench.cases.shards import lookups_in_shards, partitions, slices, variables
@@ -18,6 +18,7 @@ __all__ = ["GROUPS", "Case", "Point"]
 
 GROUPS: Final[dict[str, Callable[[Sizes, int], Iterator[Case]]]] = {
     "lookup": lookups,
+    "dims": other_dims,
     "combiner": combiners,
     "short": short_rows,
     "step": steps,

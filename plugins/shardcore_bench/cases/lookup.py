@@ -22,9 +22,12 @@ from shardcore_bench.workload import (
     table_rows,
 )
 
-__all__ = ["combiners", "lookups", "short_rows"]
+__all__ = ["combiners", "lookups", "other_dims", "short_rows"]
 
 DIMS: Final = (16, 128, 256)
+
+OTHER_DIMS: Final = (1, 4, 12, 24, 48, 100)
+"""For which no body of a sum is made."""
 
 COMBINERS: Final = (
     ("weighted sum", ("torch", "FBGEMM")),
@@ -58,6 +61,20 @@ def _of_one_dim(
         task = LookupTask(rows, *bags_of_ids(sizes, name, len(rows)))
         goals = {"torch": goal, "FBGEMM": goal, **LOOKUP_FLOOR}
         yield _case(f"lookup, dim {dim}, {name}", engine, task, goals)
+
+
+def other_dims(sizes: Sizes, threads: int) -> Iterator[Case]:
+    """Yield sums of rows of other dims, in a table that the caches hold and in the large one.
+
+    FBGEMM takes multiples of four.
+    """
+    for dim in OTHER_DIMS:
+        peers = ("torch", "FBGEMM") if dim % 4 == 0 else ("torch",)
+        for of in (replace(sizes, rows=sizes.many_rows), sizes):
+            rows = table_rows(of, dim)
+            task = LookupTask(rows, *bags_of_ids(of, "uniform", len(rows)))
+            name = f"lookup, dim {dim}, {len(rows):,} rows"
+            yield _case(name, engine_of(rows, "sum"), task, dict.fromkeys(peers, at_least(1)))
 
 
 def combiners(sizes: Sizes, threads: int) -> Iterator[Case]:
