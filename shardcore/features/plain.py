@@ -126,7 +126,7 @@ class PlainBags(NamedTuple):
 
 
 def plain_bags(leaf: Any) -> PlainBags | None:
-    """Return the bags of a leaf that is a dense array of ids, or ids and row splits; else None.
+    """Return the bags of a leaf: a dense array of ids, or ids and row splits, or `Ragged`; else None.
 
     Examples
     --------
@@ -140,6 +140,8 @@ def plain_bags(leaf: Any) -> PlainBags | None:
         if not type(ids) is type(row_splits) is np.ndarray or not row_splits.size:
             return None
         return PlainBags(ids, row_splits, (row_splits.size - 1,), None)
+    if type(leaf) is Ragged and leaf.weights is None and leaf._given_order is None:
+        return PlainBags(leaf.values, leaf.row_splits, (leaf.row_splits.size - 1,), None)
     if type(leaf) is not np.ndarray:
         return None
     shape = leaf.shape

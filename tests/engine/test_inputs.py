@@ -206,6 +206,28 @@ def test_features_of_which_more_is_asked_are_not_looked_up_as_given():
     assert sequence((np.array([1, 2, 3]), np.array([0, 2, 3]))).shape == (2, 2, 2)
 
 
+def test_ragged_features_are_looked_up_where_they_lie(monkeypatch):
+    """As ids and row splits are; but for those with weights of their own."""
+    rows = np.arange(10, dtype=np.float32).reshape(5, 2)
+    table = TableConfig(5, 2, initializer=rows, combiner="sum", name="t")
+    e = sc.ShardedEmbedding(FeatureConfig(table))
+    e.build()
+    bags = sc.Ragged([1, 2, 4], [0, 2, 2, 3])
+    weighted = sc.Ragged([1, 2, 4], [0, 2, 2, 3], [2.0, 1.0, 1.0])
+    np.testing.assert_array_equal(
+        e(weighted), combined(rows, [[1, 2], [], [4]], [[2, 1], [], [1]], "sum")
+    )
+    with pytest.raises(sc.errors.ShardcoreIndexError, match=r"ids\[1\] = 5 is outside"):
+        e(sc.Ragged([1, 5], [0, 1, 2]))
+    monkeypatch.setattr(type(e._training._inputs), "batch", lambda *_: pytest.fail("copied"))
+    expected = combined(rows, [[1, 2], [], [4]], [[1, 1], [], [1]], "sum")
+    np.testing.assert_array_equal(e(bags), expected)
+    own = sc.Ragged(np.array([3, 1, 2], np.float32), [0, 2, 2, 3])
+    np.testing.assert_array_equal(
+        e(bags, own), combined(rows, [[1, 2], [], [4]], [[3, 1], [], [2]], "sum")
+    )
+
+
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
 def test_weights_of_plain_bags_are_those_of_bags_of_any_form(combiner):
     rows = np.arange(10, dtype=np.float32).reshape(5, 2)
