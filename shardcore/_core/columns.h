@@ -91,16 +91,19 @@
 #define SC_UNROLL _Pragma("clang loop unroll(full)")
 #define SC_UNROLL_SOME _Pragma("clang loop unroll(enable)")
 #define SC_INLINE static inline __attribute__((always_inline))
+#define SC_OUT_OF_LINE __attribute__((noinline, unused))
 #elif defined(__GNUC__)
 #define SC_VECTORS(number, bytes) number __attribute__((vector_size(bytes), aligned(sizeof(number)), may_alias))
 #define SC_UNROLL _Pragma("GCC unroll 64")
 #define SC_UNROLL_SOME _Pragma("GCC unroll 16")
 #define SC_INLINE static inline __attribute__((always_inline))
+#define SC_OUT_OF_LINE __attribute__((noinline, unused))
 #else
 #define SC_VECTORS(number, bytes) number
 #define SC_UNROLL
 #define SC_UNROLL_SOME
 #define SC_INLINE static inline
+#define SC_OUT_OF_LINE
 #endif
 
 /* As many as a row of 256 bytes has that begins within a line. */

@@ -235,6 +235,34 @@ SUM_WHOLE_IN(VECTOR_OF(sc_few_), few)
 #undef COLUMN_OF
 #undef SUM_WHOLE_IN
 
+/* Functions of their own, which have the registers for themselves: of (count before, count] vectors, for two
+   ways of asking without weights, and for any. */
+#define WHOLE_ASKED_SO(VECTORS, width, before, count, way, how, factors)                           \
+    static SC_OUT_OF_LINE int NAME(sc_sum_whole_##VECTORS##_##count##_##way##_)(                   \
+        const void *table, ptrdiff_t stride, ptrdiff_t dim, const INDEX *ids, uint64_t limit,      \
+        ptrdiff_t lo, ptrdiff_t hi, int ask, const NUMBER *weights, NUMBER *out) {                 \
+        (void)weights;                                                                             \
+        return NAME(sc_sum_whole_##VECTORS##_)(table, stride, dim, ids, limit, lo, hi, how,        \
+                                               factors, out, (width) * (before), count);           \
+    }
+#define WHOLE(VECTORS, width, before, count)                                                       \
+    WHOLE_ASKED_SO(VECTORS, width, before, count, first, SC_ASK_FIRST | (ask & SC_ASK_END), NULL)  \
+    WHOLE_ASKED_SO(VECTORS, width, before, count, twice,                                           \
+                   SC_ASK_FAR | SC_ASK_NEAR | (ask & SC_ASK_END), NULL)                            \
+    WHOLE_ASKED_SO(VECTORS, width, before, count, any, ask, weights)
+WHOLE(few, SC_FEW, 0, 1)
+WHOLE(few, SC_FEW, 1, 2)
+WHOLE(few, SC_FEW, 2, 3)
+WHOLE(few, SC_FEW, 3, 4)
+WHOLE(vectors, LONG, 0, 1)
+WHOLE(vectors, LONG, 1, 2)
+WHOLE(vectors, LONG, 2, 3)
+WHOLE(vectors, LONG, 3, 4)
+WHOLE(vectors, LONG, 4, 6)
+WHOLE(vectors, LONG, 6, 8)
+#undef WHOLE
+#undef WHOLE_ASKED_SO
+
 #endif
 
 /* Write the (weighted) sum of rows ids[lo:hi], in that order, to out (dim,), and return whether all ids are
@@ -268,16 +296,17 @@ static int NAME(sc_sum_)(const void *table, ptrdiff_t stride, ptrdiff_t dim, con
     SUM_IF_ASKED_SO(dim, SC_ASK_FAR | SC_ASK_NEAR | SC_ASK_HALF)                                   \
     SUM_IF_ASKED_SO(dim, SC_ASK_FIRST)                                                             \
     SUM_ROWS_OF(dim)
-#define SUM_WHOLE_IF_ASKED_SO(VECTORS, least, count, how)                                          \
-    if (weights == NULL && (ask & ~SC_ASK_END) == (how))                                           \
-        return NAME(sc_sum_whole_##VECTORS##_)(table, stride, dim, ids, limit, lo, hi,             \
-                                               (how) | end, NULL, out, least, count);
-#define SUM_IF_WHOLE_IN(VECTORS, width, least, count)                                              \
-    if (dim > (width) * (least) && dim <= (width) * (count)) {                                     \
-        SUM_WHOLE_IF_ASKED_SO(VECTORS, (width) * (least), count, SC_ASK_FIRST)                     \
-        SUM_WHOLE_IF_ASKED_SO(VECTORS, (width) * (least), count, SC_ASK_FAR | SC_ASK_NEAR)         \
-        return NAME(sc_sum_whole_##VECTORS##_)(table, stride, dim, ids, limit, lo, hi, ask, weights, out, \
-                                               (width) * (least), count);                          \
+#define SUM_WHOLE_IN(VECTORS, count)                                                               \
+    {                                                                                              \
+        const int way = ask & ~SC_ASK_END;                                                         \
+        if (weights == NULL && way == SC_ASK_FIRST)                                                \
+            return NAME(sc_sum_whole_##VECTORS##_##count##_first_)(table, stride, dim, ids, limit, lo, \
+                                                                   hi, ask, NULL, out);            \
+        if (weights == NULL && way == (SC_ASK_FAR | SC_ASK_NEAR))                                  \
+            return NAME(sc_sum_whole_##VECTORS##_##count##_twice_)(table, stride, dim, ids, limit, lo, \
+                                                                   hi, ask, NULL, out);            \
+        return NAME(sc_sum_whole_##VECTORS##_##count##_any_)(table, stride, dim, ids, limit, lo,   \
+                                                             hi, ask, weights, out);               \
     }
     switch (dim) {
     case 1:
@@ -299,25 +328,38 @@ static int NAME(sc_sum_)(const void *table, ptrdiff_t stride, ptrdiff_t dim, con
         SUM_ROWS_OF(256);
     default:
 #if LOADS_VECTORS
-        if (all_come && dim >= SC_FEW && dim <= SC_MOST_VECTORS * LONG) {
-            SUM_IF_WHOLE_IN(few, SC_FEW, 0, 1)
-            if (dim < LONG) {
-                SUM_IF_WHOLE_IN(few, SC_FEW, 1, 2)
-                SUM_IF_WHOLE_IN(few, SC_FEW, 2, 3)
-                SUM_IF_WHOLE_IN(few, SC_FEW, 3, 4)
+        if (all_come && dim >= SC_FEW && dim < LONG)
+            switch ((dim + SC_FEW - 1) / SC_FEW) {
+            case 1:
+                SUM_WHOLE_IN(few, 1)
+            case 2:
+                SUM_WHOLE_IN(few, 2)
+            case 3:
+                SUM_WHOLE_IN(few, 3)
+            case 4:
+                SUM_WHOLE_IN(few, 4)
             }
-            SUM_IF_WHOLE_IN(vectors, LONG, 0, 1)
-            SUM_IF_WHOLE_IN(vectors, LONG, 1, 2)
-            SUM_IF_WHOLE_IN(vectors, LONG, 2, 3)
-            SUM_IF_WHOLE_IN(vectors, LONG, 3, 4)
-            SUM_IF_WHOLE_IN(vectors, LONG, 4, 6)
-            SUM_IF_WHOLE_IN(vectors, LONG, 6, 8)
-        }
+        if (all_come && dim >= LONG)
+            switch ((dim + LONG - 1) / LONG) {
+            case 1:
+                SUM_WHOLE_IN(vectors, 1)
+            case 2:
+                SUM_WHOLE_IN(vectors, 2)
+            case 3:
+                SUM_WHOLE_IN(vectors, 3)
+            case 4:
+                SUM_WHOLE_IN(vectors, 4)
+            case 5:
+            case 6:
+                SUM_WHOLE_IN(vectors, 6)
+            case 7:
+            case 8:
+                SUM_WHOLE_IN(vectors, 8)
+            }
 #endif
         SUM_ROWS_OF(dim);
     }
-#undef SUM_IF_WHOLE_IN
-#undef SUM_WHOLE_IF_ASKED_SO
+#undef SUM_WHOLE_IN
 #undef SUM_SHORT_ROWS_OF
 #undef SUM_ROWS_OF
 #undef SUM_WHOLE_ROWS_OF
