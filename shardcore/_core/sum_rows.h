@@ -265,6 +265,27 @@ WHOLE(vectors, LONG, 6, 8)
 
 #endif
 
+/* Short rows of some dims, for some ways of asking, if all come that are asked for. Functions of their own, too. */
+#define SHORT_ASKED_SO(dim, way, how)                                                              \
+    static SC_OUT_OF_LINE int NAME(sc_sum_##dim##_##way##_)(                                       \
+        const void *table, ptrdiff_t stride, const INDEX *ids, uint64_t limit, ptrdiff_t lo,       \
+        ptrdiff_t hi, ptrdiff_t last, const NUMBER *weights, NUMBER *out) {                        \
+        return NAME(sc_sum_parts_)(table, stride, dim, ids, limit, lo, hi, last,                   \
+                                   (how) | SC_ASK_ALL, weights, out);                              \
+    }
+#define SHORT(dim)                                                                                 \
+    SHORT_ASKED_SO(dim, twice, SC_ASK_FAR | SC_ASK_NEAR)                                           \
+    SHORT_ASKED_SO(dim, half, SC_ASK_FAR | SC_ASK_NEAR | SC_ASK_HALF)                              \
+    SHORT_ASKED_SO(dim, first, SC_ASK_FIRST)
+SHORT(1)
+SHORT(2)
+SHORT(3)
+SHORT(16)
+SHORT(32)
+SHORT(64)
+#undef SHORT
+#undef SHORT_ASKED_SO
+
 /* Write the (weighted) sum of rows ids[lo:hi], in that order, to out (dim,), and return whether all ids are
    below `limit`: each is read once, and not used where it is not. The dims of most tables have bodies in
    which every count is known. Some ways of asking have bodies of their own, for bags after which all rows
@@ -277,9 +298,9 @@ static int NAME(sc_sum_)(const void *table, ptrdiff_t stride, ptrdiff_t dim, con
     const int all_come = hi <= last - SC_AHEAD(ask, dim * (ptrdiff_t)sizeof(ROW));
 #define SUM_PARTS_OF(dim, ask)                                                                     \
     NAME(sc_sum_parts_)(table, stride, dim, ids, limit, lo, hi, last, ask, weights, out)
-#define SUM_IF_ASKED_SO(dim, how)                                                                  \
+#define SUM_IF_ASKED_SO(dim, way, how)                                                             \
     if ((dim) * sizeof(ROW) <= SC_SHORT_ROW && all_come && ask == (how))                           \
-        return SUM_PARTS_OF(dim, (how) | SC_ASK_ALL);
+        return NAME(sc_sum_##dim##_##way##_)(table, stride, ids, limit, lo, hi, last, weights, out);
 #define SUM_WHOLE_ROWS_OF(dim)                                                                     \
     if ((dim) == SC_WHOLE_ROW && SC_IN_PARTS(dim, sizeof(NUMBER)) &&                               \
         sizeof(ROW) == sizeof(float) && weights == NULL && all_come && (ask & SC_ASK_PARTS))       \
@@ -292,9 +313,9 @@ static int NAME(sc_sum_)(const void *table, ptrdiff_t stride, ptrdiff_t dim, con
         return SUM_PARTS_OF(dim, SC_ASK_FAR | SC_ASK_AGAIN | end);                                 \
     return SUM_PARTS_OF(dim, once)
 #define SUM_SHORT_ROWS_OF(dim)                                                                     \
-    SUM_IF_ASKED_SO(dim, SC_ASK_FAR | SC_ASK_NEAR)                                                 \
-    SUM_IF_ASKED_SO(dim, SC_ASK_FAR | SC_ASK_NEAR | SC_ASK_HALF)                                   \
-    SUM_IF_ASKED_SO(dim, SC_ASK_FIRST)                                                             \
+    SUM_IF_ASKED_SO(dim, twice, SC_ASK_FAR | SC_ASK_NEAR)                                          \
+    SUM_IF_ASKED_SO(dim, half, SC_ASK_FAR | SC_ASK_NEAR | SC_ASK_HALF)                             \
+    SUM_IF_ASKED_SO(dim, first, SC_ASK_FIRST)                                                      \
     SUM_ROWS_OF(dim)
 #define SUM_WHOLE_IN(VECTORS, count)                                                               \
     {                                                                                              \
