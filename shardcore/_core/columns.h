@@ -233,7 +233,13 @@ SC_INLINE void sc_add_bfloats_times(float *totals, const sc_bfloat *row, float w
 #define SC_JOIN(a, b) a##b
 #define SC_JOINED(a, b) SC_JOIN(a, b)
 
-#if defined(__AVX2__) && defined(__F16C__) && defined(__GNUC__)
+/* Whether there are vectors at all, and instructions that make them of short floats. */
+#if defined(__GNUC__)
+#define SC_LOADS_FLOATS 1
+#else
+#define SC_LOADS_FLOATS 0
+#endif
+#if defined(__GNUC__) && defined(__AVX2__) && defined(__F16C__)
 #define SC_LOADS_SHORTS 1
 #else
 #define SC_LOADS_SHORTS 0
@@ -243,7 +249,7 @@ SC_INLINE void sc_add_bfloats_times(float *totals, const sc_bfloat *row, float w
 #define ROW float
 #define NUMBERS floats
 #define NUMBER float
-#define LOADS_VECTORS 1
+#define LOADS_VECTORS SC_LOADS_FLOATS
 #define LOAD(VECTOR, from) SC_LOADED(VECTOR, from)
 #include "sum_rows.h"
 

@@ -47,7 +47,7 @@ cdef enum:
     WIDE = 64           # columns of a sum that goes on that are added at a time
     NARROW = 16
     UNKNOWN = -1
-    CACHED = 1 << 26    # bytes of a table that stays in some cache
+    CACHED = 1 << 25    # bytes of a table that stays in some cache
     NEAR_ROW = 256      # bytes of its rows that are asked for near
     STRETCHES = 8       # of consecutive occurrences, see `come_back`
     STRETCH = 256

@@ -190,7 +190,7 @@ SC_INLINE void NAME(sc_ask_whole_)(const void *table, ptrdiff_t stride, ptrdiff_
 
 /* Sum all columns in one go, more than `least` and at most as many as `count` vectors have, both of which the
    compiler knows: those that would go past the last column end with it, and sum some columns twice. */
-#define SUM_WHOLE_IN(VECTOR, VECTORS)                                                              \
+#define SUM_OF_WHOLE_ROWS(VECTOR, VECTORS)                                                         \
     SC_INLINE int NAME(sc_sum_whole_##VECTORS##_)(                                                 \
         const void *table, ptrdiff_t stride, ptrdiff_t dim, const INDEX *ids, uint64_t limit,      \
         ptrdiff_t lo, ptrdiff_t hi, int ask, const NUMBER *weights, NUMBER *out, ptrdiff_t least,  \
@@ -205,8 +205,8 @@ SC_INLINE void NAME(sc_ask_whole_)(const void *table, ptrdiff_t stride, ptrdiff_
         if (weights == NULL)                                                                       \
             for (ptrdiff_t i = lo; i < hi; i++) {                                                  \
                 const INDEX id = NAME(sc_id_at_)(ids, i);                                          \
-                NAME(sc_ask_whole_)(table, stride, dim * item, least * item, most * item, ids, i, ask,  \
-                                    far, near);                                                    \
+                NAME(sc_ask_whole_)(table, stride, dim * item, least * item, most * item, ids, i,  \
+                                    ask, far, near);                                               \
                 if ((uint64_t)(int64_t)id >= limit)                                                \
                     return 0;                                                                      \
                 const ROW *row = NAME(sc_row_of_)(table, stride, id);                              \
@@ -216,8 +216,8 @@ SC_INLINE void NAME(sc_ask_whole_)(const void *table, ptrdiff_t stride, ptrdiff_
         else                                                                                       \
             for (ptrdiff_t i = lo; i < hi; i++) {                                                  \
                 const INDEX id = NAME(sc_id_at_)(ids, i);                                          \
-                NAME(sc_ask_whole_)(table, stride, dim * item, least * item, most * item, ids, i, ask,  \
-                                    far, near);                                                    \
+                NAME(sc_ask_whole_)(table, stride, dim * item, least * item, most * item, ids, i,  \
+                                    ask, far, near);                                               \
                 if ((uint64_t)(int64_t)id >= limit)                                                \
                     return 0;                                                                      \
                 const ROW *row = NAME(sc_row_of_)(table, stride, id);                              \
@@ -230,10 +230,10 @@ SC_INLINE void NAME(sc_ask_whole_)(const void *table, ptrdiff_t stride, ptrdiff_
         return 1;                                                                                  \
     }
 #define COLUMN_OF(v) ((v + 1) * width <= least || v * width < last ? (v) * width : last)
-SUM_WHOLE_IN(VECTOR_OF(sc_), vectors)
-SUM_WHOLE_IN(VECTOR_OF(sc_few_), few)
+SUM_OF_WHOLE_ROWS(VECTOR_OF(sc_), vectors)
+SUM_OF_WHOLE_ROWS(VECTOR_OF(sc_few_), few)
 #undef COLUMN_OF
-#undef SUM_WHOLE_IN
+#undef SUM_OF_WHOLE_ROWS
 
 /* Functions of their own, which have the registers for themselves: of (count before, count] vectors, for two
    ways of asking without weights, and for any. */
