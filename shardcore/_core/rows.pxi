@@ -140,8 +140,9 @@ cdef inline int rows_to_ask_for(const index_t* ids__n, Py_ssize_t n, Py_ssize_t 
 
     `asking`: as suits the processor. Into the first cache: all rows. By lines and by pairs: see
     `ask_by_lines` and `ask_by_pairs`; by pairs, rows of a small table are in some cache: they are
-    asked for for the first at once, wider ones near only. Of few rows no sample is taken, as it would take longer than it saves. Ids come back where
-    a tenth of a sample, or a third, has: between the two, most rows come from a farther cache.
+    asked for for the first at once, wider ones near only. Of few rows no sample is taken, as it
+    would take longer than it saves. Ids come back where a tenth of a sample has, or, by pairs, a
+    third: between the two, most rows come from memory there.
     """
     if asking == INTO_FIRST:
         return ASK_FIRST
