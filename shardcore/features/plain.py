@@ -126,7 +126,7 @@ class PlainBags(NamedTuple):
 
 
 def plain_bags(leaf: Any) -> PlainBags | None:
-    """Return the bags of a leaf: a dense array of ids, or ids and row splits, or `Ragged`; else None.
+    """Return the bags of a dense array of ids, of ids and row splits, or of a `Ragged`; else None.
 
     Examples
     --------
