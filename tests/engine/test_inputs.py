@@ -207,7 +207,7 @@ def test_features_of_which_more_is_asked_are_not_looked_up_as_given():
 
 
 def test_ragged_features_are_looked_up_where_they_lie(monkeypatch):
-    """As ids and row splits are; but for those with weights of their own."""
+    """As ids and row splits are; but for those with weights, or an order, of their own."""
     rows = np.arange(10, dtype=np.float32).reshape(5, 2)
     table = TableConfig(5, 2, initializer=rows, combiner="sum", name="t")
     e = sc.ShardedEmbedding(FeatureConfig(table))
@@ -216,6 +216,11 @@ def test_ragged_features_are_looked_up_where_they_lie(monkeypatch):
     weighted = sc.Ragged([1, 2, 4], [0, 2, 2, 3], [2.0, 1.0, 1.0])
     np.testing.assert_array_equal(
         e(weighted), combined(rows, [[1, 2], [], [4]], [[2, 1], [], [1]], "sum")
+    )
+    unsorted = sc.Sparse([[2, 0], [0, 1], [0, 0]], [4, 2, 1], (3, 2))
+    factors = np.array([3, 2, 5], np.float32)  # in the order in which the ids were given
+    np.testing.assert_array_equal(
+        e(unsorted.by_bag(), factors), combined(rows, [[2, 1], [], [4]], [[2, 5], [], [3]], "sum")
     )
     with pytest.raises(sc.errors.ShardcoreIndexError, match=r"ids\[1\] = 5 is outside"):
         e(sc.Ragged([1, 5], [0, 1, 2]))
