@@ -697,7 +697,7 @@ def test_one_by_one_names_the_rows_of_the_whole_table(
     update_rows(rows, slots, RowUpdate(batch, whole, gradients, optimizer, optimizer.hyper(), 1))
     told = np.array([number for call in optimizer.calls for number in call[2]])
     assert np.array_equal(np.sort(told), np.sort(ids * 7 + 2**40))
-    if sections > 1:  # neighbours in a block come from ranges in turn: their order is not spelled out
+    if sections > 1:  # rows of a block come from ranges in turn, in an order not spelled out here
         return
     expected: list[int] = []  # of a block first all first occurrences, then all second ones
     lengths = np.diff(batch.run_splits)

@@ -27,7 +27,7 @@ __all__ = ["combiners", "lookups", "other_dims", "short_rows"]
 DIMS: Final = (16, 128, 256)
 
 OTHER_DIMS: Final = (1, 4, 12, 24, 48, 100)
-"""Where most tables have another: for them less is made to measure."""
+"""Not those of most tables, which are summed in loops of known length."""
 
 COMBINERS: Final = (
     ("weighted sum", ("torch", "FBGEMM")),
