@@ -7,7 +7,7 @@
     ids ──────────────────partition▶ ids grouped by shard, and the way back
     rows, ids, row_splits ──rows───▶ activations; gradients of rows and weights; scatters; updates;
                                      of many tables: lookups.pxi and updates.pxi, by shares.pxi
-    rows, bags as given ─────rows──▶ activations of a few, by one call: few_bags.pxi
+    rows, bags as given ─────rows──▶ activations, by one call: given_bags.pxi
     bags as given ────────taken_bags▶ ids, row_splits: copies that are checked
     rows, row_splits ─────bag_max──▶ greatest values of bags; gradients of the rows that have them
     (row, source) pairs ─occurrences▶ the same sorted by row, and where each row's run starts

@@ -70,15 +70,16 @@ cdef class Lookups(Shares):
         return right
 
     def share(self, int asking, sharing):
-        """Do what `make` does for all shares, some in another thread, if one looks for such work.
+        """Do what `make` does for all shares, some in another thread, as `sharing` has it.
 
-        `sharing` is a capsule as in ``share.h``.
+        This is a capsule as in ``share.h``; None: it has no thread for them, and nothing was done.
         """
         cdef Sharing share = <Sharing>PyCapsule_GetPointer(sharing, SHARING_NAME)
         self.asking = asking
+        cdef bint done
         with nogil:
-            share(make_part, <void*>self)
-        return self.right[0] and self.right[1]
+            done = share(make_part, <void*>self)
+        return self.right[0] and self.right[1] if done else None
 
     cdef bint make_shares(self, int asking, Py_ssize_t most) noexcept nogil:
         cdef Py_ssize_t share, at

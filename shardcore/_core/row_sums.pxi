@@ -34,28 +34,36 @@ cdef extern from "columns.h" nogil:
     const uint64_t ANY "UINT64_MAX"     # the limit of ids that are checked, and of addresses
     bint sc_sum_floats_int64(
         const void* table, Py_ssize_t stride, Py_ssize_t dim, const int64_t* ids, uint64_t limit,
-        Py_ssize_t lo, Py_ssize_t hi, Py_ssize_t last, int ask, const float* weights, float* out)
+        const int64_t* splits, Py_ssize_t bags, Py_ssize_t last, bint all_come, int ask,
+        const float* weights, float* out)
     bint sc_sum_floats_int32(
         const void* table, Py_ssize_t stride, Py_ssize_t dim, const int32_t* ids, uint64_t limit,
-        Py_ssize_t lo, Py_ssize_t hi, Py_ssize_t last, int ask, const float* weights, float* out)
+        const int64_t* splits, Py_ssize_t bags, Py_ssize_t last, bint all_come, int ask,
+        const float* weights, float* out)
     bint sc_sum_halves_int64(
         const void* table, Py_ssize_t stride, Py_ssize_t dim, const int64_t* ids, uint64_t limit,
-        Py_ssize_t lo, Py_ssize_t hi, Py_ssize_t last, int ask, const float* weights, float* out)
+        const int64_t* splits, Py_ssize_t bags, Py_ssize_t last, bint all_come, int ask,
+        const float* weights, float* out)
     bint sc_sum_halves_int32(
         const void* table, Py_ssize_t stride, Py_ssize_t dim, const int32_t* ids, uint64_t limit,
-        Py_ssize_t lo, Py_ssize_t hi, Py_ssize_t last, int ask, const float* weights, float* out)
+        const int64_t* splits, Py_ssize_t bags, Py_ssize_t last, bint all_come, int ask,
+        const float* weights, float* out)
     bint sc_sum_bfloats_int64(
         const void* table, Py_ssize_t stride, Py_ssize_t dim, const int64_t* ids, uint64_t limit,
-        Py_ssize_t lo, Py_ssize_t hi, Py_ssize_t last, int ask, const float* weights, float* out)
+        const int64_t* splits, Py_ssize_t bags, Py_ssize_t last, bint all_come, int ask,
+        const float* weights, float* out)
     bint sc_sum_bfloats_int32(
         const void* table, Py_ssize_t stride, Py_ssize_t dim, const int32_t* ids, uint64_t limit,
-        Py_ssize_t lo, Py_ssize_t hi, Py_ssize_t last, int ask, const float* weights, float* out)
+        const int64_t* splits, Py_ssize_t bags, Py_ssize_t last, bint all_come, int ask,
+        const float* weights, float* out)
     bint sc_sum_doubles_int64(
         const void* table, Py_ssize_t stride, Py_ssize_t dim, const int64_t* ids, uint64_t limit,
-        Py_ssize_t lo, Py_ssize_t hi, Py_ssize_t last, int ask, const double* weights, double* out)
+        const int64_t* splits, Py_ssize_t bags, Py_ssize_t last, bint all_come, int ask,
+        const double* weights, double* out)
     bint sc_sum_doubles_int32(
         const void* table, Py_ssize_t stride, Py_ssize_t dim, const int32_t* ids, uint64_t limit,
-        Py_ssize_t lo, Py_ssize_t hi, Py_ssize_t last, int ask, const double* weights, double* out)
+        const int64_t* splits, Py_ssize_t bags, Py_ssize_t last, bint all_come, int ask,
+        const double* weights, double* out)
 
 cdef enum:
     LINE = 64           # bytes in a cache line
@@ -78,39 +86,65 @@ cdef inline bint sum_rows(const row_t* table, Py_ssize_t stride, Py_ssize_t dim,
                           const index_t* ids__n, uint64_t limit, Py_ssize_t lo, Py_ssize_t hi,
                           Py_ssize_t last, int ask, const value_t* weights__n,
                           value_t* out) noexcept nogil:
-    """Write the (weighted) sum of rows ids__n[lo:hi], in that order, to out (dim,).
+    """Write the (weighted) sum of rows ids__n[lo:hi] to out (dim,), as `sum_bags` does for one bag."""
+    cdef int64_t row_splits[2]
+    row_splits[0], row_splits[1] = lo, hi
+    return sum_bags(table, stride, dim, ids__n, limit, row_splits, 1, last, ask, weights__n, out)
+
+
+cdef inline bint sum_bags(const row_t* table, Py_ssize_t stride, Py_ssize_t dim,
+                          const index_t* ids__n, uint64_t limit, const int64_t* row_splits,
+                          Py_ssize_t bags, Py_ssize_t last, int ask, const value_t* weights__n,
+                          value_t* out__bd) noexcept nogil:
+    """Write the (weighted) sum of rows ids__n[row_splits[b]:row_splits[b + 1]], in that order, per bag.
 
     Return whether all ids are below `limit`; each is read once. Rows are asked for ahead, as `ask`
-    has it, up to position `last`.
+    has it, up to position `last`: bags that come so late that others than theirs are past it, are
+    summed by bodies that test for that.
     """
+    cdef Py_ssize_t before = last - rows_ahead(ask, dim * sizeof(row_t)), all_come = bags
+    while all_come and row_splits[all_come] > before:
+        all_come -= 1
+    return ((all_come == 0 or sum_so(table, stride, dim, ids__n, limit, row_splits, all_come, last,
+                                     True, ask, weights__n, out__bd))
+            and (all_come == bags or sum_so(table, stride, dim, ids__n, limit,
+                                            row_splits + all_come, bags - all_come, last, False, ask,
+                                            weights__n, out__bd + all_come * dim)))
+
+
+cdef inline bint sum_so(const row_t* table, Py_ssize_t stride, Py_ssize_t dim, const index_t* ids__n,
+                        uint64_t limit, const int64_t* row_splits, Py_ssize_t bags,
+                        Py_ssize_t last, bint all_come, int ask, const value_t* weights__n,
+                        value_t* out__bd) noexcept nogil:
+    """Choose the sum for the types of rows and ids."""
     if row_t is half_t and value_t is float32_t:
         if index_t is int64_t:
-            return sc_sum_halves_int64(table, stride, dim, ids__n, limit, lo, hi, last, ask,
-                                       weights__n, out)
+            return sc_sum_halves_int64(table, stride, dim, ids__n, limit, row_splits, bags,
+                                       last, all_come, ask, weights__n, out__bd)
         else:
-            return sc_sum_halves_int32(table, stride, dim, ids__n, limit, lo, hi, last, ask,
-                                       weights__n, out)
+            return sc_sum_halves_int32(table, stride, dim, ids__n, limit, row_splits, bags,
+                                       last, all_come, ask, weights__n, out__bd)
     elif row_t is bfloat_t and value_t is float32_t:
         if index_t is int64_t:
-            return sc_sum_bfloats_int64(table, stride, dim, ids__n, limit, lo, hi, last, ask,
-                                        weights__n, out)
+            return sc_sum_bfloats_int64(table, stride, dim, ids__n, limit, row_splits, bags,
+                                        last, all_come, ask, weights__n, out__bd)
         else:
-            return sc_sum_bfloats_int32(table, stride, dim, ids__n, limit, lo, hi, last, ask,
-                                        weights__n, out)
+            return sc_sum_bfloats_int32(table, stride, dim, ids__n, limit, row_splits, bags,
+                                        last, all_come, ask, weights__n, out__bd)
     elif row_t is float32_t and value_t is float32_t:
         if index_t is int64_t:
-            return sc_sum_floats_int64(table, stride, dim, ids__n, limit, lo, hi, last, ask,
-                                       weights__n, out)
+            return sc_sum_floats_int64(table, stride, dim, ids__n, limit, row_splits, bags,
+                                       last, all_come, ask, weights__n, out__bd)
         else:
-            return sc_sum_floats_int32(table, stride, dim, ids__n, limit, lo, hi, last, ask,
-                                       weights__n, out)
+            return sc_sum_floats_int32(table, stride, dim, ids__n, limit, row_splits, bags,
+                                       last, all_come, ask, weights__n, out__bd)
     elif row_t is float64_t and value_t is float64_t:
         if index_t is int64_t:
-            return sc_sum_doubles_int64(table, stride, dim, ids__n, limit, lo, hi, last, ask,
-                                        weights__n, out)
+            return sc_sum_doubles_int64(table, stride, dim, ids__n, limit, row_splits, bags,
+                                        last, all_come, ask, weights__n, out__bd)
         else:
-            return sc_sum_doubles_int32(table, stride, dim, ids__n, limit, lo, hi, last, ask,
-                                        weights__n, out)
+            return sc_sum_doubles_int32(table, stride, dim, ids__n, limit, row_splits, bags,
+                                        last, all_come, ask, weights__n, out__bd)
 
 
 cdef inline int ask_by_lines(Py_ssize_t row_bytes, bint parts, bint cached) noexcept nogil:

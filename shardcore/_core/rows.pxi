@@ -1,6 +1,6 @@
 """Everything that reads or writes rows: gather, combine, accumulate, scatter. Parts of it
 that work on many tables at once, updates and lookups, lie beside it: ``updates.pxi``, ``lookups.pxi``;
-so does what combines few bags by one call: ``few_bags.pxi``.
+so does what combines bags as they are given, by one call: ``given_bags.pxi``.
 
 This body is included by one tiny module per instruction set. It holds no floating contraction and
 no reordered sum, so every one of those modules computes the same bits.
@@ -47,10 +47,13 @@ cdef enum:
     WIDE = 64           # columns of a sum that goes on that are added at a time
     NARROW = 16
     UNKNOWN = -1
+    SECOND = 1 << 20    # bytes of a table that the second cache holds
     CACHED = 1 << 25    # bytes of a table that stays in some cache
     NEAR_ROW = 256      # bytes of its rows that are asked for near
+    BAGS = 32           # that are summed by one call, see `combine_bags`
     STRETCHES = 8       # of consecutive occurrences, see `come_back`
     STRETCH = 256
+    FEW = 1 << 13       # rows of which the second cache may have most
     UNSAMPLED = 1 << 14     # occurrences that a sample of them costs too much
     SEEN_BITS = 15
     SEEN_WORDS = 1 << (SEEN_BITS - 6)   # of 64 bits
@@ -136,19 +139,23 @@ cdef inline void narrow_stochastic(const value_t* values, Py_ssize_t count, uint
 cdef inline int rows_to_ask_for(const index_t* ids__n, Py_ssize_t n, Py_ssize_t row_bytes,
                                 Py_ssize_t item_bytes, bint parts, Py_ssize_t table_bytes,
                                 int asking) noexcept nogil:
-    """Return how sums of `n` rows ask for those that come: bits ASK_FAR and ASK_NEAR, or ASK_FIRST.
+    """Return how sums of `n` rows ask for those that come: bits as in ``columns.h``, or none.
 
-    `asking`: as suits the processor. Into the first cache: all rows. By lines and by pairs: see
-    `ask_by_lines` and `ask_by_pairs`; by pairs, rows of a small table are in some cache: they are
-    asked for for the first at once, wider ones near only. Of few rows no sample is taken, as it
-    would take longer than it saves. Ids come back where a tenth of a sample has, or, by pairs, a
-    third: between the two, most rows come from memory there.
+    `asking`: as suits the processor. Into the first cache: all rows, of few half as far ahead. By
+    lines and by pairs: see `ask_by_lines` and `ask_by_pairs`; by pairs, rows of a small table are
+    in some cache: they are asked for for the first at once, wider ones near only. Where that cache is
+    the second, rows of whole lines are not asked for at all: to ask for a line takes as long as to
+    read it. Of few rows no sample is taken, as it would take longer than it saves. Ids come back
+    where a tenth of a sample has, or, by pairs, a third: between the two, most rows come from memory
+    there.
     """
     if asking == INTO_FIRST:
-        return ASK_FIRST
+        return ASK_FIRST | ASK_SOON if n <= FEW else ASK_FIRST
     if asking == BY_LINES:
         return ask_by_lines(row_bytes, parts, not parts and row_bytes > NARROW_ROW
                             and n > UNSAMPLED and come_back(ids__n, n, 10))
+    if n > STRETCH and 0 <= table_bytes <= SECOND and item_bytes >= 4 and row_bytes > LINE:
+        return 0 if row_bytes % LINE == 0 else ASK_NEAR
     if n > STRETCH and 0 <= table_bytes <= CACHED:
         return ASK_FIRST if row_bytes < NEAR_ROW else ASK_NEAR
     return ask_by_pairs(row_bytes, item_bytes, row_bytes <= WIDE_ROW and n > UNSAMPLED
@@ -254,22 +261,38 @@ cdef bint _segment_reduce(const row_t* table, Py_ssize_t table_bytes, Py_ssize_t
                           const int64_t* row_splits, Py_ssize_t bags, const value_t* weights__n,
                           const value_t* divisors__b, int divided, value_t* out__bd,
                           int asking) noexcept nogil:
-    cdef Py_ssize_t b
     cdef Py_ssize_t first = row_splits[0], last = row_splits[bags]
     cdef int ask = rows_to_ask_for(ids__n + first, last - first, dim * sizeof(row_t), sizeof(row_t),
                                    in_parts(dim, sizeof(value_t)), table_bytes, asking)
-    cdef value_t* out
-    ask = begin_asking(table, stride, dim, ids__n, first, last, ask)
-    for b in range(bags):
-        out = out__bd + b * dim
-        if not sum_rows(table, stride, dim, ids__n, limit, row_splits[b], row_splits[b + 1], last,
-                        ask, weights__n, out):
+    return combine_bags(table, stride, dim, ids__n, limit, row_splits, bags, ask, weights__n,
+                        divisors__b, divided, out__bd)
+
+
+cdef inline bint combine_bags(const row_t* table, Py_ssize_t stride, Py_ssize_t dim,
+                              const index_t* ids__n, uint64_t limit, const int64_t* row_splits,
+                              Py_ssize_t bags, int ask, const value_t* weights__n,
+                              const value_t* divisors__b, int divided,
+                              value_t* out__bd) noexcept nogil:
+    """Sum the rows of each bag and divide the sum; return whether ids and divisors are right.
+
+    BAGS at a time, whose body is chosen once, and whose sums are still in the first cache when they
+    are divided.
+    """
+    cdef Py_ssize_t last = row_splits[bags], first = 0, end, b
+    cdef int ways = begin_asking(table, stride, dim, ids__n, row_splits[0], last, ask)
+    while first < bags:
+        end = first + BAGS if bags - first > BAGS else bags
+        if not sum_bags(table, stride, dim, ids__n, limit, row_splits + first, end - first, last,
+                        ways, weights__n, out__bd + first * dim):
             return False
-        if divided == BY_GIVEN:
-            if divisors__b != NULL:
-                divide_by(divisors__b[b], out, dim)
-        elif not divide(out, dim, weights__n, row_splits[b], row_splits[b + 1], divided):
-            return False
+        for b in range(first, end):
+            if divided == BY_GIVEN:
+                if divisors__b != NULL:
+                    divide_by(divisors__b[b], out__bd + b * dim, dim)
+            elif not divide(out__bd + b * dim, dim, weights__n, row_splits[b], row_splits[b + 1],
+                            divided):
+                return False
+        first = end
     return True
 
 
@@ -643,5 +666,5 @@ include "sharing.pxi"
 include "stored_rows.pxi"
 include "finite.pxi"
 include "lookups.pxi"
-include "few_bags.pxi"
+include "given_bags.pxi"
 include "updates.pxi"

@@ -98,8 +98,13 @@ class Lookups:
     ) -> None: ...
     def cut(self, most: int, least: int) -> int: ...
     def make(self, asking: int, most: int = ...) -> bool: ...
+    def share(self, asking: int, sharing: object) -> bool | None: ...
 
-class FewBags:
+class SharedCall:
+    def cut(self, most: int, least: int) -> int: ...
+    def make(self) -> None: ...
+
+class GivenBags:
     def __init__(
         self,
         bases__s: NDArray[np.int64],
@@ -109,7 +114,9 @@ class FewBags:
         dim: int,
         rows: int,
         asking: int,
-        combine_many: Callable[[NDArray[Any], NDArray[Any], int, NDArray[Any]], bool] | None,
+        little: object,
+        much: object,
+        make_on_threads: Callable[[SharedCall], None],
         held: object,
     ) -> None: ...
     def combine(

@@ -3,5 +3,5 @@
 from cpython.pycapsule cimport PyCapsule_GetPointer
 
 cdef extern from "share.h" nogil:
-    ctypedef void (*Sharing "sc_sharing")(void (*part)(void* work, int part), void* work)
+    ctypedef bint (*Sharing "sc_sharing")(void (*part)(void* work, int part), void* work)
     const char* SHARING_NAME "SC_SHARING"

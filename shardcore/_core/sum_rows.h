@@ -157,6 +157,17 @@ SC_INLINE int NAME(sc_sum_parts_)(const void *table, ptrdiff_t stride, ptrdiff_t
 #undef SUM_COLUMNS
 }
 
+/* What each of the bodies below is given: bags [splits[b], splits[b + 1]) of ids, whose sums it writes to out (bags,
+   dim), one after the other, and whose ids it checks as `sc_sum_` does; and whether, after the last of these bags,
+   all rows come that are to be asked for. */
+#define GIVEN                                                                                      \
+    const void *table, ptrdiff_t stride, ptrdiff_t dim, const INDEX *ids, uint64_t limit,          \
+        const int64_t *splits, ptrdiff_t bags, ptrdiff_t last, int all_come, int ask,              \
+        const NUMBER *weights, NUMBER *out
+#define BODY(name) static SC_OUT_OF_LINE int NAME(sc_sum_##name##_)(GIVEN)
+#define SUM_SO(name)                                                                               \
+    return NAME(sc_sum_##name##_)(table, stride, dim, ids, limit, splits, bags, last, all_come, ask, \
+                                  weights, out);
 #if LOADS_VECTORS
 
 /* While position `at` is summed, ask for rows that come, of which none is past the last: for every line that
@@ -188,64 +199,58 @@ SC_INLINE void NAME(sc_ask_whole_)(const void *table, ptrdiff_t stride, ptrdiff_
 #undef ASK_FOR_ROW
 }
 
-/* Sum all columns in one go, more than `least` and at most as many as `count` vectors have, both of which the
-   compiler knows: those that would go past the last column end with it, and sum some columns twice. */
+/* Sum all columns of each bag in one go, more than `least` and at most as many as `count` vectors have, both of
+   which the compiler knows: those that would go past the last column end with it, and sum some columns twice. */
 #define SUM_OF_WHOLE_ROWS(VECTOR, VECTORS)                                                         \
     SC_INLINE int NAME(sc_sum_whole_##VECTORS##_)(                                                 \
-        const void *table, ptrdiff_t stride, ptrdiff_t dim, const INDEX *ids, uint64_t limit,      \
-        ptrdiff_t lo, ptrdiff_t hi, int ask, const NUMBER *weights, NUMBER *out, ptrdiff_t least,  \
-        ptrdiff_t count) {                                                                         \
+        GIVEN, ptrdiff_t least, ptrdiff_t count) {                                                 \
         const ptrdiff_t width = sizeof(VECTOR) / sizeof(NUMBER), most = count * width;             \
-        const ptrdiff_t item = sizeof(ROW), last = dim - width;                                    \
+        const ptrdiff_t item = sizeof(ROW), ending = dim - width;                                  \
         const ptrdiff_t far = ask & SC_ASK_AGAIN ? SC_TWICE : SC_FAR;                              \
         const ptrdiff_t near = ask & SC_ASK_FIRST ? SC_FIRST(ask, dim * item) : SC_NEAR;           \
-        VECTOR totals[SC_MOST_VECTORS];                                                            \
-        SC_UNROLL for (ptrdiff_t v = 0; v < count; v++)                                            \
-            totals[v] = (VECTOR){0};                                                               \
-        if (weights == NULL)                                                                       \
-            for (ptrdiff_t i = lo; i < hi; i++) {                                                  \
+        ptrdiff_t i = splits[0];                                                                   \
+        (void)last, (void)all_come;                                                                \
+        for (ptrdiff_t b = 0; b < bags; b++, out += dim) {                                         \
+            const ptrdiff_t hi = splits[b + 1];                                                    \
+            VECTOR totals[SC_MOST_VECTORS];                                                        \
+            SC_UNROLL for (ptrdiff_t v = 0; v < count; v++)                                        \
+                totals[v] = (VECTOR){0};                                                           \
+            for (; i < hi; i++) {                                                                  \
                 const INDEX id = NAME(sc_id_at_)(ids, i);                                          \
                 NAME(sc_ask_whole_)(table, stride, dim * item, least * item, most * item, ids, i,  \
                                     ask, far, near);                                               \
                 if ((uint64_t)(int64_t)id >= limit)                                                \
                     return 0;                                                                      \
                 const ROW *row = NAME(sc_row_of_)(table, stride, id);                              \
-                SC_UNROLL for (ptrdiff_t v = 0; v < count; v++)                                    \
-                    totals[v] += LOAD(VECTOR, row + COLUMN_OF(v));                                 \
+                if (weights == NULL)                                                               \
+                    SC_UNROLL for (ptrdiff_t v = 0; v < count; v++)                                \
+                        totals[v] += LOAD(VECTOR, row + COLUMN_OF(v));                             \
+                else                                                                               \
+                    SC_UNROLL for (ptrdiff_t v = 0; v < count; v++)                                \
+                        totals[v] += weights[i] * LOAD(VECTOR, row + COLUMN_OF(v));                \
             }                                                                                      \
-        else                                                                                       \
-            for (ptrdiff_t i = lo; i < hi; i++) {                                                  \
-                const INDEX id = NAME(sc_id_at_)(ids, i);                                          \
-                NAME(sc_ask_whole_)(table, stride, dim * item, least * item, most * item, ids, i,  \
-                                    ask, far, near);                                               \
-                if ((uint64_t)(int64_t)id >= limit)                                                \
-                    return 0;                                                                      \
-                const ROW *row = NAME(sc_row_of_)(table, stride, id);                              \
-                const NUMBER weight = weights[i];                                                  \
-                SC_UNROLL for (ptrdiff_t v = 0; v < count; v++)                                    \
-                    totals[v] += weight * LOAD(VECTOR, row + COLUMN_OF(v));                        \
-            }                                                                                      \
-        SC_UNROLL for (ptrdiff_t v = 0; v < count; v++)                                            \
-            *(VECTOR *)(out + COLUMN_OF(v)) = totals[v];                                           \
+            SC_UNROLL for (ptrdiff_t v = 0; v < count; v++)                                        \
+                *(VECTOR *)(out + COLUMN_OF(v)) = totals[v];                                       \
+        }                                                                                          \
         return 1;                                                                                  \
     }
-#define COLUMN_OF(v) ((v + 1) * width <= least || v * width < last ? (v) * width : last)
+#define COLUMN_OF(v) ((v + 1) * width <= least || v * width < ending ? (v) * width : ending)
 SUM_OF_WHOLE_ROWS(VECTOR_OF(sc_), vectors)
 SUM_OF_WHOLE_ROWS(VECTOR_OF(sc_few_), few)
 #undef COLUMN_OF
 #undef SUM_OF_WHOLE_ROWS
 
-/* Functions of their own, which have the registers for themselves: of (count before, count] vectors, for two
-   ways of asking without weights, and for any. */
+/* Functions of their own, which have the registers for themselves: of (count before, count] vectors, for bags after
+   which all rows come that are to be asked for, for some ways of asking without weights, and for any. */
 #define WHOLE_ASKED_SO(VECTORS, width, before, count, way, how, factors)                           \
-    static SC_OUT_OF_LINE int NAME(sc_sum_whole_##VECTORS##_##count##_##way##_)(                   \
-        const void *table, ptrdiff_t stride, ptrdiff_t dim, const INDEX *ids, uint64_t limit,      \
-        ptrdiff_t lo, ptrdiff_t hi, int ask, const NUMBER *weights, NUMBER *out) {                 \
+    BODY(whole_##VECTORS##_##count##_##way) {                                                      \
         (void)weights;                                                                             \
-        return NAME(sc_sum_whole_##VECTORS##_)(table, stride, dim, ids, limit, lo, hi, how,        \
-                                               factors, out, (width) * (before), count);           \
+        return NAME(sc_sum_whole_##VECTORS##_)(table, stride, dim, ids, limit, splits, bags, last, \
+                                               1, how, factors, out, (width) * (before), count);   \
     }
 #define WHOLE(VECTORS, width, before, count)                                                       \
+    WHOLE_ASKED_SO(VECTORS, width, before, count, none, 0, NULL)                                   \
+    WHOLE_ASKED_SO(VECTORS, width, before, count, near, SC_ASK_NEAR | (ask & SC_ASK_END), NULL)    \
     WHOLE_ASKED_SO(VECTORS, width, before, count, first, SC_ASK_FIRST | (ask & SC_ASK_END), NULL)  \
     WHOLE_ASKED_SO(VECTORS, width, before, count, twice,                                           \
                    SC_ASK_FAR | SC_ASK_NEAR | (ask & SC_ASK_END), NULL)                            \
@@ -265,129 +270,159 @@ WHOLE(vectors, LONG, 6, 8)
 
 #endif
 
-/* Short rows of some dims, for some ways of asking, if all come that are asked for. Functions of their own, too. */
-#define SHORT_ASKED_SO(dim, way, how)                                                              \
-    static SC_OUT_OF_LINE int NAME(sc_sum_##dim##_##way##_)(                                       \
-        const void *table, ptrdiff_t stride, const INDEX *ids, uint64_t limit, ptrdiff_t lo,       \
-        ptrdiff_t hi, ptrdiff_t last, const NUMBER *weights, NUMBER *out) {                        \
-        return NAME(sc_sum_parts_)(table, stride, dim, ids, limit, lo, hi, last,                   \
-                                   (how) | SC_ASK_ALL, weights, out);                              \
-    }
-#define SHORT(dim)                                                                                 \
-    SHORT_ASKED_SO(dim, twice, SC_ASK_FAR | SC_ASK_NEAR)                                           \
-    SHORT_ASKED_SO(dim, half, SC_ASK_FAR | SC_ASK_NEAR | SC_ASK_HALF)                              \
-    SHORT_ASKED_SO(dim, first, SC_ASK_FIRST)
-SHORT(1)
-SHORT(2)
-SHORT(3)
-SHORT(16)
-SHORT(32)
-SHORT(64)
-#undef SHORT
-#undef SHORT_ASKED_SO
+/* Sum the columns of each bag, in parts, one bag after the other. */
+#define SUM_BAGS_IN_PARTS(dim, ask)                                                                \
+    for (ptrdiff_t b = 0; b < bags; b++)                                                           \
+        if (!NAME(sc_sum_parts_)(table, stride, dim, ids, limit, splits[b], splits[b + 1], last,   \
+                                 ask, weights, out + b * (dim)))                                   \
+            return 0;                                                                              \
+    return 1;
 
-/* Write the (weighted) sum of rows ids[lo:hi], in that order, to out (dim,), and return whether all ids are
-   below `limit`: each is read once, and not used where it is not. The dims of most tables have bodies in
-   which every count is known. Some ways of asking have bodies of their own, for bags after which all rows
-   come that are to be asked for: to test for that, and for the way, at every id takes a fifth of the time of
-   a short row. */
-static int NAME(sc_sum_)(const void *table, ptrdiff_t stride, ptrdiff_t dim, const INDEX *ids,
-                         uint64_t limit, ptrdiff_t lo, ptrdiff_t hi, ptrdiff_t last, int ask,
-                         const NUMBER *weights, NUMBER *out) {
-    const int once = ask & ~(SC_ASK_AGAIN | SC_ASK_PARTS | SC_ASK_ALL), end = ask & SC_ASK_END;
-    const int all_come = hi <= last - SC_AHEAD(ask, dim * (ptrdiff_t)sizeof(ROW));
-#define SUM_PARTS_OF(dim, ask)                                                                     \
-    NAME(sc_sum_parts_)(table, stride, dim, ids, limit, lo, hi, last, ask, weights, out)
-#define SUM_IF_ASKED_SO(dim, way, how)                                                             \
-    if ((dim) * sizeof(ROW) <= SC_SHORT_ROW && all_come && ask == (how))                           \
-        return NAME(sc_sum_##dim##_##way##_)(table, stride, ids, limit, lo, hi, last, weights, out);
-#define SUM_WHOLE_ROWS_OF(dim)                                                                     \
-    if ((dim) == SC_WHOLE_ROW && SC_IN_PARTS(dim, sizeof(NUMBER)) &&                               \
-        sizeof(ROW) == sizeof(float) && weights == NULL && all_come && (ask & SC_ASK_PARTS))       \
-        return NAME(sc_sum_columns_)(table, stride, dim, ids, limit, lo, hi, last,                 \
-                                     SC_ASK_NEAR | SC_ASK_ALL | end, NULL, 0, dim, out);
-#define SUM_ROWS_OF(dim)                                                                           \
-    if (SC_IN_PARTS(dim, sizeof(NUMBER)) && all_come && (ask & SC_ASK_PARTS))                      \
-        return SUM_PARTS_OF(dim, SC_ASK_NEAR | SC_ASK_PARTS | SC_ASK_ALL | end);                   \
-    if (!SC_IN_PARTS(dim, sizeof(NUMBER)) && (ask & SC_ASK_AGAIN))                                 \
-        return SUM_PARTS_OF(dim, SC_ASK_FAR | SC_ASK_AGAIN | end);                                 \
-    return SUM_PARTS_OF(dim, once)
-#define SUM_SHORT_ROWS_OF(dim)                                                                     \
-    SUM_IF_ASKED_SO(dim, twice, SC_ASK_FAR | SC_ASK_NEAR)                                          \
-    SUM_IF_ASKED_SO(dim, half, SC_ASK_FAR | SC_ASK_NEAR | SC_ASK_HALF)                             \
-    SUM_IF_ASKED_SO(dim, first, SC_ASK_FIRST)                                                      \
-    SUM_ROWS_OF(dim)
-#define SUM_WHOLE_IN(VECTORS, count)                                                               \
-    {                                                                                              \
-        const int way = ask & ~SC_ASK_END;                                                         \
-        if (weights == NULL && way == SC_ASK_FIRST)                                                \
-            return NAME(sc_sum_whole_##VECTORS##_##count##_first_)(table, stride, dim, ids, limit, lo, \
-                                                                   hi, ask, NULL, out);            \
-        if (weights == NULL && way == (SC_ASK_FAR | SC_ASK_NEAR))                                  \
-            return NAME(sc_sum_whole_##VECTORS##_##count##_twice_)(table, stride, dim, ids, limit, lo, \
-                                                                   hi, ask, NULL, out);            \
-        return NAME(sc_sum_whole_##VECTORS##_##count##_any_)(table, stride, dim, ids, limit, lo,   \
-                                                             hi, ask, weights, out);               \
+/* Rows of one dim, asked for in any way. Those that as many registers hold as AVX2 has, are summed in one go,
+   but asked for as those that are not. */
+#define ASKED_IN_ANY_WAY(name, columns)                                                            \
+    BODY(name) {                                                                                   \
+        const int once = ask & ~(SC_ASK_AGAIN | SC_ASK_PARTS | SC_ASK_ALL), end = ask & SC_ASK_END; \
+        (void)dim;                                                                                 \
+        if (SC_IN_PARTS(columns, sizeof(NUMBER)) && all_come && (ask & SC_ASK_PARTS)) {            \
+            if ((columns) == SC_WHOLE_ROW && sizeof(ROW) == sizeof(float) && weights == NULL) {    \
+                for (ptrdiff_t b = 0; b < bags; b++)                                               \
+                    if (!NAME(sc_sum_columns_)(table, stride, columns, ids, limit, splits[b],      \
+                                               splits[b + 1], last,                                \
+                                               SC_ASK_NEAR | SC_ASK_ALL | end, NULL, 0,            \
+                                               SC_WHOLE_ROW, out + b * (columns)))                 \
+                        return 0;                                                                  \
+                return 1;                                                                          \
+            }                                                                                      \
+            SUM_BAGS_IN_PARTS(columns, SC_ASK_NEAR | SC_ASK_PARTS | SC_ASK_ALL | end)              \
+        }                                                                                          \
+        if (!SC_IN_PARTS(columns, sizeof(NUMBER)) && (ask & SC_ASK_AGAIN)) {                       \
+            SUM_BAGS_IN_PARTS(columns, SC_ASK_FAR | SC_ASK_AGAIN | end)                            \
+        }                                                                                          \
+        SUM_BAGS_IN_PARTS(columns, once)                                                           \
     }
+ASKED_IN_ANY_WAY(1, 1)
+ASKED_IN_ANY_WAY(2, 2)
+ASKED_IN_ANY_WAY(3, 3)
+ASKED_IN_ANY_WAY(16, 16)
+ASKED_IN_ANY_WAY(32, 32)
+ASKED_IN_ANY_WAY(64, 64)
+ASKED_IN_ANY_WAY(128, 128)
+ASKED_IN_ANY_WAY(256, 256)
+ASKED_IN_ANY_WAY(other, dim)
+#undef ASKED_IN_ANY_WAY
+/* Rows of some dims, for some ways of asking, if all come that are asked for. (Rows of 128 floats take a tenth
+   longer so: without tests in between, their lines are asked for in closer succession.) */
+#define ASKED_SO(columns, way, how)                                                                \
+    BODY(columns##_##way) {                                                                        \
+        (void)dim, (void)all_come, (void)ask;                                                      \
+        SUM_BAGS_IN_PARTS(columns, (how) | SC_ASK_ALL)                                             \
+    }
+#define MOST_WAYS(columns)                                                                         \
+    ASKED_SO(columns, twice, SC_ASK_FAR | SC_ASK_NEAR)                                             \
+    ASKED_SO(columns, half, SC_ASK_FAR | SC_ASK_NEAR | SC_ASK_HALF)                                \
+    ASKED_SO(columns, first, SC_ASK_FIRST)                                                         \
+    ASKED_SO(columns, none, 0)
+MOST_WAYS(1)
+MOST_WAYS(2)
+MOST_WAYS(3)
+MOST_WAYS(16)
+MOST_WAYS(32)
+MOST_WAYS(64)
+ASKED_SO(256, far, SC_ASK_FAR)
+#undef MOST_WAYS
+#undef ASKED_SO
+#undef SUM_BAGS_IN_PARTS
+
+/* Write the (weighted) sums of rows ids[splits[b]:splits[b + 1]], in that order, to out (bags, dim), and return
+   whether all ids are below `limit`: each is read once, and not used where it is not. The dims of most tables
+   have bodies in which every count is known. Some ways of asking have bodies of their own, for bags after
+   which all rows come that are to be asked for, `all_come`: to test for that, and for the way, at every id
+   takes a fifth of the time of a short row; to choose among bodies, at every bag, as long as a third of 32 of
+   them. */
+static int NAME(sc_sum_)(GIVEN) {
+#define SUM_IN_WAYS(columns)                                                                       \
+    if (all_come && ask == 0)                                                                      \
+        SUM_SO(columns##_none)                                                                     \
+    if (all_come && ask == (SC_ASK_FAR | SC_ASK_NEAR | SC_ASK_HALF))                               \
+        SUM_SO(columns##_half)                                                                     \
+    if (all_come && (columns) * sizeof(ROW) <= SC_SHORT_ROW) {                                     \
+        if (ask == (SC_ASK_FAR | SC_ASK_NEAR))                                                     \
+            SUM_SO(columns##_twice)                                                                \
+        if (ask == SC_ASK_FIRST)                                                                   \
+            SUM_SO(columns##_first)                                                                \
+    }                                                                                              \
+    SUM_SO(columns)
+#define SUM_WHOLE(VECTORS, count)                                                                  \
+    if (weights == NULL && way == 0)                                                               \
+        SUM_SO(whole_##VECTORS##_##count##_none)                                                   \
+    if (weights == NULL && way == SC_ASK_NEAR)                                                     \
+        SUM_SO(whole_##VECTORS##_##count##_near)                                                   \
+    if (weights == NULL && way == SC_ASK_FIRST)                                                    \
+        SUM_SO(whole_##VECTORS##_##count##_first)                                                  \
+    if (weights == NULL && way == (SC_ASK_FAR | SC_ASK_NEAR))                                      \
+        SUM_SO(whole_##VECTORS##_##count##_twice)                                                  \
+    SUM_SO(whole_##VECTORS##_##count##_any)
+#if LOADS_VECTORS
+    const int way = ask & ~SC_ASK_END;
+#endif
     switch (dim) {
     case 1:
-        SUM_SHORT_ROWS_OF(1);
+        SUM_IN_WAYS(1)
     case 2:
-        SUM_SHORT_ROWS_OF(2);
+        SUM_IN_WAYS(2)
     case 3:
-        SUM_SHORT_ROWS_OF(3);
+        SUM_IN_WAYS(3)
     case 16:
-        SUM_SHORT_ROWS_OF(16);
+        SUM_IN_WAYS(16)
     case 32:
-        SUM_SHORT_ROWS_OF(32);
+        SUM_IN_WAYS(32)
     case 64:
-        SUM_SHORT_ROWS_OF(64);
+        SUM_IN_WAYS(64)
     case 128:
-        SUM_WHOLE_ROWS_OF(128)
-        SUM_ROWS_OF(128);
+        SUM_SO(128)
     case 256:
-        SUM_ROWS_OF(256);
-    default:
-#if LOADS_VECTORS
-        if (all_come && dim >= SC_FEW && dim < LONG)
-            switch ((dim + SC_FEW - 1) / SC_FEW) {
-            case 1:
-                SUM_WHOLE_IN(few, 1)
-            case 2:
-                SUM_WHOLE_IN(few, 2)
-            case 3:
-                SUM_WHOLE_IN(few, 3)
-            case 4:
-                SUM_WHOLE_IN(few, 4)
-            }
-        if (all_come && dim >= LONG)
-            switch ((dim + LONG - 1) / LONG) {
-            case 1:
-                SUM_WHOLE_IN(vectors, 1)
-            case 2:
-                SUM_WHOLE_IN(vectors, 2)
-            case 3:
-                SUM_WHOLE_IN(vectors, 3)
-            case 4:
-                SUM_WHOLE_IN(vectors, 4)
-            case 5:
-            case 6:
-                SUM_WHOLE_IN(vectors, 6)
-            case 7:
-            case 8:
-                SUM_WHOLE_IN(vectors, 8)
-            }
-#endif
-        SUM_ROWS_OF(dim);
+        if (all_come && ask == SC_ASK_FAR)
+            SUM_SO(256_far)
+        SUM_SO(256)
     }
-#undef SUM_WHOLE_IN
-#undef SUM_SHORT_ROWS_OF
-#undef SUM_ROWS_OF
-#undef SUM_WHOLE_ROWS_OF
-#undef SUM_IF_ASKED_SO
-#undef SUM_PARTS_OF
+#if LOADS_VECTORS
+    if (all_come && dim >= SC_FEW && dim < LONG)
+        switch ((dim + SC_FEW - 1) / SC_FEW) {
+        case 1:
+            SUM_WHOLE(few, 1)
+        case 2:
+            SUM_WHOLE(few, 2)
+        case 3:
+            SUM_WHOLE(few, 3)
+        case 4:
+            SUM_WHOLE(few, 4)
+        }
+    if (all_come && dim >= LONG)
+        switch ((dim + LONG - 1) / LONG) {
+        case 1:
+            SUM_WHOLE(vectors, 1)
+        case 2:
+            SUM_WHOLE(vectors, 2)
+        case 3:
+            SUM_WHOLE(vectors, 3)
+        case 4:
+            SUM_WHOLE(vectors, 4)
+        case 5:
+        case 6:
+            SUM_WHOLE(vectors, 6)
+        case 7:
+        case 8:
+            SUM_WHOLE(vectors, 8)
+        }
+#endif
+    SUM_SO(other)
+#undef SUM_WHOLE
+#undef SUM_IN_WAYS
 }
-
+#undef SUM_SO
+#undef BODY
+#undef GIVEN
 #undef NAME
 #undef CLEAR
 #undef PUT

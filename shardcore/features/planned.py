@@ -14,7 +14,7 @@ from shardcore.backend.messages import TableSpec
 from shardcore.dtypes import working_dtype
 from shardcore.errors import ShardcoreValueError
 from shardcore.features.config import FeatureConfig, TableConfig
-from shardcore.store.few_bags import DIVIDED
+from shardcore.store.given_bags import DIVIDED
 
 __all__ = ["FeatureInput", "PlannedFeature", "activation_shape", "plan_features"]
 

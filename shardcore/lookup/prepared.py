@@ -24,7 +24,7 @@ from shardcore.ids.ragged import Ragged
 from shardcore.ids.row_splits import check_row_splits
 from shardcore.lookup.lookup import as_row_store, only_array
 from shardcore.lookup.serving import combine_bags
-from shardcore.store.few_bags import DIVIDED
+from shardcore.store.given_bags import DIVIDED
 from shardcore.store.instruction_set import best_module
 from shardcore.store.pace import PACE
 from shardcore.store.segment_reduce import COMBINERS, TYPE_NAMES, divisors

@@ -5,10 +5,10 @@
     instruction_set   which compiled body of the row kernels runs here
     lock              locks that no interrupt splits; what a fork waits for    (compiled)
     work              the one pool of threads; changes that run to their end   (compiled)
-    companion         one more thread, for work of microseconds                (compiled)
+    companion         one more thread, for work that comes often               (compiled)
     threads           how many threads, and how work is cut over them
     taken_bags        ids in bags, copied and checked           (face of _core/taken_bags.pyx)
-    few_bags          combine few rows, by one call             (face of _core/few_bags.pxi)
+    given_bags        combine bags as they are given            (face of _core/given_bags.pxi)
     tally             numbers that several threads add to                      (compiled)
     stored_rows       where kernels for many tables find rows   (face of _core/stored_rows.pxi)
     lookups           combine rows of many tables               (face of _core/lookups.pxi)
@@ -36,7 +36,7 @@ from shardcore.store.asked_rows import (
     AskingBags,
     sort_askers,
 )
-from shardcore.store.few_bags import DIVIDED
+from shardcore.store.given_bags import DIVIDED
 from shardcore.store.instruction_set import best_module
 from shardcore.store.lock import Mutex, ReadWriteLock, calling_thread, write_all
 from shardcore.store.occurrences import Occurrences, every_row, sort_occurrences

@@ -44,7 +44,7 @@ static struct {
     _Alignas(128) sc_offer *offered;
     int64_t done;               /* parts that the companion did */
     int dismissed;              /* whether it is to look no longer */
-    _Alignas(128) int allowed;  /* from here on what is seldom written: in other cache lines */
+    _Alignas(128) int threads;  /* that may be used; from here on what is seldom written: in other cache lines */
     int state;
     int close;                  /* how often work came soon after other work, and was not shared */
     int missed;                 /* how many offers in a row were of no use */
@@ -197,9 +197,9 @@ static void sc_work_ended(void) { SC_STORE(sc_companion.last, sc_nanoseconds());
 /* Call ``part(work, 0)`` and ``part(work, 1)``, work of microseconds: in two threads if the companion looks
    for work, or soon will. It is called where such work has come soon after other work, several times in a
    row: only then, as that takes longer than the work, and afterwards, as it might sleep again before the end. */
-static void sc_share_little(sc_part part, void *work) {
+static int sc_share_little(sc_part part, void *work) {
     int often;
-    if (!SC_LOAD(sc_companion.allowed)) {
+    if (SC_LOAD(sc_companion.threads) <= 1) {
         sc_do_both(part, work);
     } else if (SC_LOAD(sc_companion.state) >= SC_CALLED) {
         if (!sc_offer_part(part, work, 0))
@@ -216,17 +216,24 @@ static void sc_share_little(sc_part part, void *work) {
         }
         sc_work_ended();
     }
+    return 1;
 }
 
-/* The same for work that takes longer than to call the companion. */
-static void sc_share_much(sc_part part, void *work) {
-    if (!SC_LOAD(sc_companion.allowed) || !sc_offer_part(part, work, 1))
+/* The same for work that takes longer than to call the companion, if it is of use and one other thread at most
+   may be used; return whether that is so, else nothing was done. More threads, and a companion that would be
+   called each time, are of more use with the pool's. */
+static int sc_share_much(sc_part part, void *work) {
+    const int threads = SC_LOAD(sc_companion.threads);
+    if (threads > 2 || (threads == 2 && !sc_companion_is_of_use()))
+        return 0;
+    if (threads <= 1 || !sc_offer_part(part, work, 1))
         sc_do_both(part, work);
     sc_work_ended();
+    return 1;
 }
 
-static inline void sc_allow_companion(int allowed) {
-    __atomic_store_n(&sc_companion.allowed, allowed, __ATOMIC_RELAXED);
+static inline void sc_allow_companion(int threads) {
+    __atomic_store_n(&sc_companion.threads, threads, __ATOMIC_RELAXED);
 }
 
 static inline int64_t sc_parts_done(void) {
@@ -250,16 +257,21 @@ static int sc_forget_companion(void) {
 
 #else
 
-static void sc_share_little(sc_part part, void *work) {
+static int sc_share_little(sc_part part, void *work) {
     part(work, 0);
     part(work, 1);
+    return 1;
 }
 
-static void sc_share_much(sc_part part, void *work) { sc_share_little(part, work); }
+static int sc_share_much(sc_part part, void *work) {
+    (void)part;
+    (void)work;
+    return 0;
+}
 static inline int sc_companion_is_of_use(void) { return 0; }
 static inline void sc_work_ended(void) {}
 static inline void sc_dismiss_companion(void) {}
-static inline void sc_allow_companion(int allowed) { (void)allowed; }
+static inline void sc_allow_companion(int threads) { (void)threads; }
 static inline int64_t sc_parts_done(void) { return 0; }
 static int sc_forget_companion(void) { return 1; }
 

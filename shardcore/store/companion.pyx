@@ -11,15 +11,14 @@ import os
 from cpython.pycapsule cimport PyCapsule_New
 from libc.stdint cimport int64_t
 
-__all__ = ["LITTLE", "MUCH", "allow", "dismiss", "ended", "is_of_use", "parts_done"]
+__all__ = ["LITTLE", "MUCH", "allow", "dismiss", "ended", "parts_done"]
 
 cdef extern from "companion.h" nogil:
-    void share_little "sc_share_little"(void (*part)(void* work, int part), void* work)
-    void share_much "sc_share_much"(void (*part)(void* work, int part), void* work)
-    bint companion_is_of_use "sc_companion_is_of_use"()
+    bint share_little "sc_share_little"(void (*part)(void* work, int part), void* work)
+    bint share_much "sc_share_much"(void (*part)(void* work, int part), void* work)
     void work_ended "sc_work_ended"()
     void dismiss_companion "sc_dismiss_companion"()
-    void allow_companion "sc_allow_companion"(int allowed)
+    void allow_companion "sc_allow_companion"(int threads)
     int64_t parts_of_companion "sc_parts_done"()
     bint forget_companion "sc_forget_companion"()
     const char* SHARING_NAME "SC_SHARING"
@@ -29,17 +28,13 @@ LITTLE = PyCapsule_New(<void*>share_little, SHARING_NAME, NULL)
 for work. It is called after work that came soon after other such work, several times in a row."""
 
 MUCH = PyCapsule_New(<void*>share_much, SHARING_NAME, NULL)
-"""The same for work that takes longer than to wake a thread: the companion is, if it sleeps."""
+"""The same for work that takes longer than to wake a thread: the companion is woken, if it sleeps. Where
+more threads may be used, or such work comes seldom, nothing is done: the pool is to do it."""
 
 
-def allow(bint allowed):
-    """Allow kernels a companion, or let every caller work alone."""
-    allow_companion(allowed)
-
-
-def is_of_use():
-    """Return whether work comes so often that the companion is there, or is worth to be called."""
-    return companion_is_of_use()
+def allow(int threads):
+    """Let kernels use so many threads, the caller's included: of more than one, the companion."""
+    allow_companion(threads)
 
 
 def ended():

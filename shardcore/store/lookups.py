@@ -71,8 +71,9 @@ class Lookups:
         lookups, asking = self._lookups, PACE.asking
         sharing = threads.cut_for_companion(lookups)
         if sharing is not None:
-            shared: bool = lookups.share(asking, sharing)
-            return shared
+            shared: bool | None = lookups.share(asking, sharing)
+            if shared is not None:
+                return shared
         count = threads.cut(lookups, threads.PIECE)
         right = [True] * count
 

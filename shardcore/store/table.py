@@ -20,7 +20,7 @@ from shardcore.memory import pool
 from shardcore.memory.zeros import aligned_zeros
 from shardcore.optimizer.base import Optimizer
 from shardcore.optimizer.slot_values import fill_slots
-from shardcore.store.few_bags import DIVIDED, MOST_IDS, CombineGiven, given_bags_of
+from shardcore.store.given_bags import DIVIDED, MOST_IDS, CombineGiven, given_bags_of
 from shardcore.store.lock import ReadWriteLock, read_all, write_all
 from shardcore.store.lookups import Lookups
 from shardcore.store.row_update import RowUpdate
@@ -173,7 +173,7 @@ class StoreTable:
     ) -> bool:
         """Combine bags as given to `out`, if they are plain and right; return whether it was done.
 
-        See `shardcore.store.few_bags.CombineGiven`.
+        See `shardcore.store.given_bags.CombineGiven`.
         """
         given = self._given
         return given is not None and self._lock.read(given, ids, row_splits, weights, divided, out)

@@ -74,7 +74,7 @@ def set_num_threads(n: int) -> None:
     if threads > MAX_THREADS:
         raise ShardcoreValueError(f"n must be at most {MAX_THREADS}, got {threads}")
     _num_threads = threads
-    companion.allow(threads > 1)
+    companion.allow(threads)
 
 
 def get_num_threads() -> int:
@@ -151,13 +151,13 @@ def run(count: int, task: Callable[[int], None]) -> None:
         task(number)
 
 
-def sharing() -> object:
-    """Return what kernels share work of microseconds by: as `companion.LITTLE`.
+def sharing() -> tuple[object, object]:
+    """Return what kernels share work by, little and much: `companion.LITTLE` and `companion.MUCH`.
 
-    Whether more than one thread may be used is asked at every call.
+    How many threads may be used is asked at every call.
     """
-    companion.allow(get_num_threads() > 1)
-    return companion.LITTLE
+    companion.allow(get_num_threads())
+    return companion.LITTLE, companion.MUCH
 
 
 def cut(work: Any, least: int) -> int:
@@ -183,10 +183,11 @@ def cut(work: Any, least: int) -> int:
 
 
 def cut_for_companion(work: Any) -> object | None:
-    """Cut the work on many tables into shares if this thread and the companion are to do them.
+    """Cut the work on many tables into shares if this thread and the companion may do them.
 
-    They are if it is too little for the threads of the pool, or if one other thread may be used and
-    such work comes often. In a training step it does not: other work follows, which is the pool's.
+    They do if it is too little for the threads of the pool, or, as `companion.MUCH` has it, if one
+    other thread may be used and such work comes often. In a training step it does not: other work
+    follows, which is the pool's.
 
     Parameters
     ----------
@@ -196,19 +197,18 @@ def cut_for_companion(work: Any) -> object | None:
     Returns
     -------
     object or None
-        What its `share` takes; None where the shares are to be cut and done otherwise, after which
-        `companion.ended` is to be called.
+        What its `share` takes. None, or where that did nothing: the shares are to be cut and done
+        otherwise, after which `companion.ended` is to be called.
     """
     threads = get_num_threads()
     if threads == 1:
         return None
     if work.cut(2, PIECE) < 2:
-        return sharing() if work.cut(2 * _SHARES, _SMALL_PIECE) > 1 else None
-    if threads > 2 or not companion.is_of_use():
-        return None
-    companion.allow(True)
+        little, _ = sharing()
+        return little if work.cut(2 * _SHARES, _SMALL_PIECE) > 1 else None
+    _, much = sharing()
     work.cut(2 * _SHARES, PIECE)
-    return companion.MUCH
+    return much
 
 
 def ranges(splits: np.ndarray[Any, np.dtype[np.int64]], cost: int) -> list[tuple[int, int]]:

@@ -18,7 +18,7 @@ from shardcore.backend.messages import FeatureBags
 from shardcore.backend.process_group import ProcessGroup
 from shardcore.errors import ShardcoreRuntimeError, ShardcoreTypeError, ShardcoreValueError
 from shardcore.sharding.layout import Layout
-from shardcore.store.few_bags import CombineGiven, given_bags_of
+from shardcore.store.given_bags import CombineGiven, given_bags_of
 from shardcore.store.scatter import gather_rows, put_rows
 from shardcore.store.segment_reduce import reduce_bags, reduce_bags_at
 from shardcore.store.work import uninterrupted

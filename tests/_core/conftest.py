@@ -12,7 +12,15 @@ import pytest
 import shardcore as sc
 from shardcore._core import cpu
 from shardcore.dtypes import as_dtype
-from shardcore.store import few_bags, finite, lookups, scatter, segment_reduce, stored_rows, update
+from shardcore.store import (
+    finite,
+    given_bags,
+    lookups,
+    scatter,
+    segment_reduce,
+    stored_rows,
+    update,
+)
 from shardcore.store import instruction_set as chosen
 
 RUNNABLE = [
@@ -27,7 +35,7 @@ def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
     """Run the row kernels in the body compiled for each instruction set this processor has."""
     body = importlib.import_module(f"shardcore._core.rows_{request.param}")
     with pytest.MonkeyPatch.context() as patch:
-        for face in (few_bags, finite, lookups, scatter, segment_reduce, stored_rows, update):
+        for face in (given_bags, finite, lookups, scatter, segment_reduce, stored_rows, update):
             patch.setattr(face, "_kernel", body)
         yield request.param
 

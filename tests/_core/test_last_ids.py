@@ -13,8 +13,8 @@ import ctypes, mmap
 import numpy as np
 from shardcore._core.constants import ASKING
 from shardcore.dtypes import kind_of, row_bytes, working_dtype
-from shardcore.store import few_bags
-from shardcore.store.few_bags import DIVIDED, given_bags_of
+from shardcore.store import given_bags
+from shardcore.store.given_bags import DIVIDED, given_bags_of
 from shardcore.store.instruction_set import best_module
 from shardcore.store.pace import PACE
 from shardcore.store.segment_reduce import TYPE_NAMES
@@ -47,7 +47,7 @@ for dtype in map(np.dtype, ("float32", "float16", "float64")):
                         rest = weights, None, kernel.GIVEN_DIVISORS, out, asking
                         assert body(row_bytes(table), kind_of(dtype), ids, splits, *rest)
                         assert (out == wanted).all()
-                        few_bags.PACE = PACE._replace(asking=asking)
+                        given_bags.PACE = PACE._replace(asking=asking)
                         out[:] = 7
                         assert combine(ids, splits, weights, DIVIDED["sum"], out)
                         assert (out == wanted).all()

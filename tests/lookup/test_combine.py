@@ -108,7 +108,7 @@ def test_a_lookup_into_an_array_writes_what_the_lookup_returns(
 
 @pytest.mark.parametrize("quantized", [False, True])
 @pytest.mark.parametrize("backend", ["cpu", "sim"])
-def test_few_bags_are_combined_where_rows_are_seen_as_they_lie(
+def test_given_bags_are_combined_where_rows_are_seen_as_they_lie(
     backend: str, quantized: bool
 ) -> None:
     rng = np.random.default_rng(3)

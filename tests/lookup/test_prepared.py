@@ -105,7 +105,7 @@ def test_it_is_what_the_engine_gives_and_sees_its_updates():
 @pytest.mark.parametrize("index", [np.int32, np.int64])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
-def test_few_bags_are_combined_by_one_call_whatever_the_table_is(combiner, dtype, index):
+def test_given_bags_are_combined_by_one_call_whatever_the_table_is(combiner, dtype, index):
     rng = np.random.default_rng(4)
     rows = rng.standard_normal((20, 6)).astype(dtype)
     ids, splits = rng.integers(0, 20, 9).astype(index), np.array([0, 4, 4, 9])
@@ -130,7 +130,7 @@ def test_few_bags_are_combined_by_one_call_whatever_the_table_is(combiner, dtype
             assert done == [True]
 
 
-def test_few_bags_of_an_engine_see_its_end():
+def test_given_bags_of_an_engine_see_its_end():
     table = sc.TableConfig(5, 2, combiner="sum", name="t")
     with sc.ShardedEmbedding(sc.FeatureConfig(table)) as engine:
         engine.build()
@@ -141,7 +141,7 @@ def test_few_bags_of_an_engine_see_its_end():
         lookup(np.array([1, 4]), np.array([0, 2]))
 
 
-def test_few_bags_of_a_slot_are_those_of_the_slot():
+def test_given_bags_of_a_slot_are_those_of_the_slot():
     table = sc.TableConfig(5, 2, combiner="sum", name="t", initializer=sc.initializers.RowId())
     optimizer = sc.optimizers.Adagrad(0.1, initial_accumulator_value=0.5)
     with sc.ShardedEmbedding(sc.FeatureConfig(table), optimizer) as engine:
@@ -150,7 +150,7 @@ def test_few_bags_of_a_slot_are_those_of_the_slot():
         assert lookup(np.array([1, 4]), np.array([0, 2])).tolist() == [[1, 1]]
 
 
-def test_few_bags_of_rows_that_lookups_scale_are_the_rows_as_stored():
+def test_given_bags_of_rows_that_lookups_scale_are_the_rows_as_stored():
     table = sc.TableConfig(
         5, 2, combiner="sum", name="t", initializer=sc.initializers.RowId(), max_norm=1.0
     )

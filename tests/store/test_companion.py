@@ -17,12 +17,13 @@ import pytest
 import shardcore as sc
 from shardcore.sharding import Layout
 from shardcore.store import companion, threads
-from shardcore.store.few_bags import DIVIDED, CombineGiven, given_bags_of
+from shardcore.store.given_bags import DIVIDED, CombineGiven, given_bags_of
 from shardcore.store.lookups import Lookups
 from shardcore.store.stored_rows import StoredRows
 
 SOON = 30.0
 BAGS, IDS, DIM = 64, 32, 64
+MANY = 600  # bags that are worth to wake it
 
 shared = pytest.mark.skipif(
     threads.cores_of_process() < 2, reason="the caller ends before a companion on its core begins"
@@ -46,51 +47,62 @@ def until_shared(look_up: Callable[[], bool]) -> None:
 
 
 class Lookup:
-    """A lookup of 64 bags of 32 ids in 1,000 rows, and what it gives."""
+    """A lookup of bags of 32 ids, on average, in 1,000 rows, and what it gives."""
 
-    def __init__(self, seed: int = 1, shards: int = 1, dtype: type[np.integer[Any]] = np.int64):
+    def __init__(
+        self,
+        seed: int = 1,
+        shards: int = 1,
+        dtype: type[np.integer[Any]] = np.int64,
+        bags: int = BAGS,
+    ):
         rng = np.random.default_rng(seed)
         rows = rng.integers(-9, 9, (1000, DIM)).astype(np.float32)  # the sums are exact
         layout = Layout.mod(len(rows), shards)
         combine = given_bags_of([rows[layout.global_rows(s)] for s in range(shards)], layout)
         assert combine is not None
         self.combine: CombineGiven = combine
-        self.ids = rng.integers(0, len(rows), BAGS * IDS).astype(dtype)
-        lengths = rng.multinomial(BAGS * IDS, rng.dirichlet(np.ones(BAGS)))
+        self.bags = bags
+        self.ids = rng.integers(0, len(rows), bags * IDS).astype(dtype)
+        lengths = rng.multinomial(bags * IDS, rng.dirichlet(np.ones(bags)))
         self.row_splits = np.concatenate(([0], np.cumsum(lengths)))
         sums = [rows[bag].sum(0) for bag in np.split(self.ids, self.row_splits[1:-1])]
         self.wanted = np.array(sums, np.float32)
 
     def __call__(self) -> bool:
         """Look up once; return whether it was done, and is right."""
-        out = np.full((BAGS, DIM), 7, np.float32)
+        out = np.full((self.bags, DIM), 7, np.float32)
         done = self.combine(self.ids, self.row_splits, None, DIVIDED["sum"], out)
         return done and bool((out == self.wanted).all())
 
     def until_shared(self) -> None:
         """Look up until the companion has done its part once more."""
-        out = np.empty((BAGS, DIM), np.float32)
+        out = np.empty((self.bags, DIM), np.float32)
         until_shared(lambda: self.combine(self.ids, self.row_splits, None, DIVIDED["sum"], out))
 
 
 @shared
-@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize(("shards", "bags"), [(1, BAGS), (3, BAGS), (1, MANY)])
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
-def test_work_that_comes_often_is_shared(shards: int, dtype: type[np.integer[Any]]) -> None:
-    look_up = Lookup(shards=shards, dtype=dtype)
+def test_work_that_comes_often_is_shared(
+    shards: int, bags: int, dtype: type[np.integer[Any]]
+) -> None:
+    look_up = Lookup(shards=shards, dtype=dtype, bags=bags)
     for _ in range(20):
         look_up.until_shared()
         assert all(look_up() for _ in range(20))
 
 
 @shared
-@pytest.mark.parametrize("position", [0, 1, BAGS * IDS // 2, -1])
+@pytest.mark.parametrize("position", [0.0, 0.001, 0.5, 1.0])
 @pytest.mark.parametrize("bad", [-1, 1000])
-@pytest.mark.parametrize("shards", [1, 3])
-def test_a_bad_id_is_found_in_either_half(position: int, bad: int, shards: int) -> None:
-    look_up = Lookup(shards=shards)
-    wrong, out = look_up.ids.copy(), np.empty((BAGS, DIM), np.float32)
-    wrong[position] = bad
+@pytest.mark.parametrize(("shards", "bags"), [(1, BAGS), (3, BAGS), (1, MANY)])
+def test_a_bad_id_is_found_in_either_half(
+    position: float, bad: int, shards: int, bags: int
+) -> None:
+    look_up = Lookup(shards=shards, bags=bags)
+    wrong, out = look_up.ids.copy(), np.empty((bags, DIM), np.float32)
+    wrong[int(position * (wrong.size - 1))] = bad
     for _ in range(5):
         look_up.until_shared()
         for _ in range(20):
@@ -99,12 +111,13 @@ def test_a_bad_id_is_found_in_either_half(position: int, bad: int, shards: int) 
 
 
 @shared
-def test_one_thread_works_alone() -> None:
-    look_up = Lookup()
+@pytest.mark.parametrize("bags", [BAGS, MANY])
+def test_one_thread_works_alone(bags: int) -> None:
+    look_up = Lookup(bags=bags)
     look_up.until_shared()
     sc.set_num_threads(1)
     before = companion.parts_done()
-    assert all(look_up() for _ in range(300))
+    assert all(look_up() for _ in range(30))
     assert companion.parts_done() == before
     sc.set_num_threads(2)
     look_up.until_shared()
@@ -180,9 +193,15 @@ def test_lookups_in_tables_are_shared(bags: int) -> None:
             assert not any(look_up(ids) for _ in range(20))  # in either thread's share
 
 
+both_ways = pytest.mark.parametrize(
+    "lookup", [lambda: ManyBags(2000), lambda: Lookup(bags=MANY)], ids=["tables", "given bags"]
+)
+
+
 @shared
-def test_work_for_the_pool_that_comes_seldom_is_the_pools() -> None:
-    look_up = ManyBags(2000)
+@both_ways
+def test_work_for_the_pool_that_comes_seldom_is_the_pools(lookup: Callable[[], Any]) -> None:
+    look_up = lookup()
     look_up.until_shared()
     before = companion.parts_done()
     for _ in range(20):
@@ -192,14 +211,55 @@ def test_work_for_the_pool_that_comes_seldom_is_the_pools() -> None:
 
 
 @shared
-def test_three_threads_are_of_the_pool() -> None:
-    look_up = ManyBags(2000)
+@both_ways
+def test_three_threads_are_of_the_pool(lookup: Callable[[], Any]) -> None:
+    look_up = lookup()
     look_up.until_shared()
     sc.set_num_threads(3)
     before = companion.parts_done()
     for _ in range(20):
         assert look_up()
     assert companion.parts_done() == before
+
+
+def test_shares_of_a_call_are_made_by_the_threads_of_the_pool(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sc.set_num_threads(3)
+    look_up, made = Lookup(bags=2 * MANY), []
+
+    def run(count: int, task: Callable[[int], None]) -> None:
+        made.append(count)
+        before(count, task)
+
+    before = threads.run
+    monkeypatch.setattr(threads, "run", run)
+    assert look_up()
+    assert made == [3]
+    wrong, out = look_up.ids.copy(), np.empty((look_up.bags, DIM), np.float32)
+    for position in (0, wrong.size // 2, -1):
+        kept, wrong[position] = wrong[position], 1000
+        assert not look_up.combine(wrong, look_up.row_splits, None, DIVIDED["sum"], out)
+        wrong[position] = kept
+
+
+def test_a_call_ends_as_its_pool_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is raised while the pool works is raised, and the call's arrays are let go."""
+    sc.set_num_threads(3)
+    look_up = Lookup(bags=MANY)
+
+    def run(count: int, task: Callable[[int], None]) -> None:
+        task(0)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threads, "run", run)
+    arrays = look_up.ids, look_up.row_splits
+    before = [sys.getrefcount(array) for array in arrays]
+    with pytest.raises(KeyboardInterrupt):
+        look_up()
+    assert [sys.getrefcount(array) for array in arrays] == before
+    monkeypatch.undo()
+    assert look_up()
 
 
 @shared

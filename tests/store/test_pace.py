@@ -10,7 +10,7 @@ import pytest
 from shardcore._core import cpu
 from shardcore._core.constants import ASKING
 from shardcore.lookup import prepared
-from shardcore.store import few_bags, lookups, segment_reduce, update
+from shardcore.store import given_bags, lookups, segment_reduce, update
 from shardcore.store.pace import PACE, pace_of
 
 PROCESSORS = Path("/proc/cpuinfo")
@@ -37,7 +37,7 @@ def test_the_pace_is_that_of_this_processor(pytestconfig: pytest.Config) -> None
     """Or that of the one whose tests are run."""
     family = pytestconfig.getoption("family")
     assert pace_of(cpu.amd_family() if family is None else family) == PACE
-    modules = [update, few_bags, lookups, segment_reduce, prepared]
+    modules = [update, given_bags, lookups, segment_reduce, prepared]
     assert {module.PACE for module in modules} == {PACE}
 
 

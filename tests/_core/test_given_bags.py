@@ -15,8 +15,8 @@ from shardcore import reference
 from shardcore._core.constants import ASKING
 from shardcore.dtypes import as_dtype, working_dtype
 from shardcore.sharding import Layout
-from shardcore.store import few_bags, segment_reduce, threads
-from shardcore.store.few_bags import DIVIDED, MOST_IDS, given_bags_of
+from shardcore.store import given_bags, threads
+from shardcore.store.given_bags import DIVIDED, MOST_IDS, given_bags_of
 from shardcore.store.pace import PACE
 
 pytestmark = [
@@ -45,7 +45,7 @@ def cut(rows: Any, layout: Layout) -> list[Any]:
     weighted=st.booleans(),
     layout=st.sampled_from(["one", "div", "mod", "ranges"]),
 )
-def test_few_bags_equal_their_twin(
+def test_given_bags_equal_their_twin(
     dtype: str,
     seed: int,
     dim: int,
@@ -88,7 +88,7 @@ def test_few_bags_equal_their_twin(
 def test_as_many_ids_as_there_is_room_for(
     asking: str, dim: int, assert_same: Callable[[Any, Any], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(few_bags, "PACE", PACE._replace(asking=ASKING[asking]))
+    monkeypatch.setattr(given_bags, "PACE", PACE._replace(asking=ASKING[asking]))
     rng = np.random.default_rng(0)
     rows = rng.standard_normal((500, dim)).astype(np.float32)
     for shards in (1, 7):
@@ -162,7 +162,7 @@ def test_many_bags_equal_their_twin_on_any_number_of_threads(
 ) -> None:
     monkeypatch.setattr(threads, "_num_threads", count)
     monkeypatch.setattr(threads, "PIECE", 1 << 10)
-    monkeypatch.setattr(segment_reduce, "PACE", PACE._replace(asking=ASKING[asking]))
+    monkeypatch.setattr(given_bags, "PACE", PACE._replace(asking=ASKING[asking]))
     for dim in (1, 3, 12, 16, 32, 64, 100, 128, 256, 300):
         for rows, ids, splits, weights, combiner, wanted in many_bags(dtype, dim):
             combine = given_bags_of([rows], Layout.div(len(rows), 1))

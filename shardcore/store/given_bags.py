@@ -1,32 +1,26 @@
 """Bags as a caller gives them, combined without a copy of many ids.
 
-The face of ``_core/few_bags.pxi``, a part of ``_core/rows.pxi``, which sums more bags.
+The face of ``_core/given_bags.pxi``, a part of ``_core/rows.pxi``.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardcore._core import offsets as _offsets
-from shardcore.dtypes import kind_of, working_dtype
-from shardcore.ids.own_arrays import is_plain
+from shardcore.dtypes import kind_of
 from shardcore.sharding import Layout
-from shardcore.store import threads
+from shardcore.store import companion, threads
 from shardcore.store.instruction_set import best_module
 from shardcore.store.pace import PACE
-from shardcore.store.segment_reduce import reduce_bags
 
 __all__ = ["DIVIDED", "MOST_IDS", "CombineGiven", "given_bags_of"]
 
 _kernel: Any = best_module("shardcore._core.rows")
-_fused: Any = _offsets.take_splits
-_take_splits: Final = _fused["int64_t"]
 
 CombineGiven: TypeAlias = Callable[
     [NDArray[Any], NDArray[Any], NDArray[Any] | None, int, NDArray[Any]], bool
@@ -39,7 +33,7 @@ nothing of use then.
 """
 
 MOST_IDS: Final[int] = _kernel.MOST_IDS
-"""Ids, and bags, of a lookup that is done by one compiled call."""
+"""Ids, and bags, of a lookup in several shards that may be so many."""
 
 DIVIDED: Final[dict[str, int]] = _kernel.DIVIDED
 """Combiner -> what `CombineGiven` calls it."""
@@ -48,8 +42,8 @@ DIVIDED: Final[dict[str, int]] = _kernel.DIVIDED
 def given_bags_of(arrays: Sequence[NDArray[Any]], layout: Layout | None) -> CombineGiven | None:
     """Return what combines rows of arrays for bags as given; None where rows have no elements.
 
-    Few bags are combined by one compiled call, in halves where another thread looks for such work.
-    Many are if all rows lie in one array.
+    They are combined by one compiled call: alone, together with one other thread where such work
+    comes often, or by the threads of the pool. Many bags are if all rows lie in one array.
 
     Parameters
     ----------
@@ -75,7 +69,7 @@ def given_bags_of(arrays: Sequence[NDArray[Any]], layout: Layout | None) -> Comb
         return None
     bases = np.array([array.__array_interface__["data"][0] for array in arrays], np.int64)
     alone = layout is None or len(arrays) == 1
-    few = _kernel.FewBags(
+    given = _kernel.GivenBags(
         bases,
         None if alone or layout is None else layout.placement,
         dim * first.itemsize,
@@ -83,39 +77,15 @@ def given_bags_of(arrays: Sequence[NDArray[Any]], layout: Layout | None) -> Comb
         dim,
         len(first) if layout is None else layout.num_rows,
         PACE.asking,
-        partial(_combine_many, first.reshape(-1, dim)) if alone else None,
-        threads.sharing(),
+        *threads.sharing(),
+        _make_on_threads,
         tuple(arrays),
     )
-    combine: CombineGiven = few.combine
+    combine: CombineGiven = given.combine
     return combine
 
 
-def _combine_many(
-    rows: NDArray[Any],
-    ids: NDArray[Any],
-    row_splits: NDArray[Any],
-    weights: NDArray[Any] | None,
-    divided: int,
-    out: NDArray[Any],
-) -> bool:
-    """Combine bags of ids that are read where they lie, once, and checked as they are read."""
-    ids, row_splits = ids[...], row_splits[...]  # views whose shapes only we can change
-    if not (ids.ndim == row_splits.ndim == 1 and is_plain(ids) and is_plain(row_splits)):
-        return False
-    if row_splits.dtype != np.int64:
-        return False
-    own_splits = np.empty(row_splits.size, np.int64)
-    if not row_splits.size or _take_splits(row_splits, ids.size, own_splits) >= 0:
-        return False
-    if out.shape != (own_splits.size - 1, rows.shape[1]) or out.dtype != working_dtype(rows.dtype):
-        return False
-    if weights is not None:
-        weights = weights[...]
-        if not (weights.shape == ids.shape and _fit(weights, out.dtype)):
-            return False
-    return reduce_bags(rows, ids, own_splits, weights, None, out, divided)
-
-
-def _fit(weights: NDArray[Any], dtype: np.dtype[Any]) -> bool:
-    return weights.dtype == dtype and weights.flags.c_contiguous and weights.flags.aligned
+def _make_on_threads(call: Any) -> None:
+    """Make the shares of a call on the threads of the pool."""
+    threads.run(threads.cut(call, threads.PIECE), lambda _: call.make())
+    companion.ended()
