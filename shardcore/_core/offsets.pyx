@@ -1,6 +1,6 @@
 """Row splits: b bags of n values are the ranges [row_splits[i], row_splits[i + 1])."""
 
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memcpy
 
 from types cimport index_t
@@ -60,7 +60,8 @@ def take_splits(const index_t[::1] row_splits, int64_t values, int64_t[::1] own)
         if own[0] != 0:
             bad = 0
         else:
-            bad = _first_descent(&own[0], count)
+            if not _rise(&own[0], count):
+                bad = _first_descent(&own[0], count)
             if bad < 0 and own[count - 1] != values:
                 bad = count - 1
     return bad
@@ -72,6 +73,20 @@ def first_descent(const index_t[::1] row_splits):
     with nogil:
         bad = _first_descent(&row_splits[0] if row_splits.shape[0] else NULL, row_splits.shape[0])
     return bad
+
+
+cdef bint _rise(const int64_t* row_splits, Py_ssize_t count) noexcept nogil:
+    """Return whether none is less than the one before, from the first on, which is 0.
+
+    The sign bit of a number, or of a step, is set where that is not so: a loop without a branch or
+    a comparison, for which every processor has vectors.
+    """
+    cdef uint64_t wrong = 0
+    cdef Py_ssize_t i
+    for i in range(1, count):
+        wrong |= <uint64_t>row_splits[i]
+        wrong |= <uint64_t>row_splits[i] - <uint64_t>row_splits[i - 1]
+    return wrong >> 63 == 0
 
 
 cdef Py_ssize_t _first_descent(const index_t* row_splits, Py_ssize_t count) noexcept nogil:

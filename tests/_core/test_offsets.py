@@ -123,6 +123,11 @@ def test_what_is_no_integer_is_refused(values: Any, error: Any, message: str) ->
             3,
             "splits must be non-decreasing: splits[3] = 3 < splits[2] = 5",
         ),
+        (
+            [0, 2**63 - 1, -(2**63), -1, 3],  # a step down that is 1 in 64 bits
+            3,
+            f"splits must be non-decreasing: splits[2] = {-(2**63)} < splits[1] = {2**63 - 1}",
+        ),
         ([0, 2], 3, "splits must end at the number of values, 3, got splits[1] = 2"),
         ([[0, 1]], 1, "splits must be of rank 1, got shape (1, 2)"),
     ],
