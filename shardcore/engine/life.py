@@ -44,8 +44,10 @@ class Life:
             self.check_open(call)
         return function(*arguments)
 
-    def viewing(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    def viewing(self, call: str, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call ``function(*arguments)``, which says itself that the engine was closed."""
+        if is_inside(self):
+            self.check_callback(call)
         return self._lock.read(function, *arguments)
 
     def inside(self, function: Callable[..., Any], *arguments: Any) -> Any:

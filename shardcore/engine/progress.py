@@ -117,7 +117,8 @@ class Progress:
     def settled(self, call: Callable[..., Any], *arguments: Any) -> Any:
         """Make a call to the backend once everything before it is done, and known to be."""
         self._operations.settle()
-        self.check_updates(wait=True)
+        if self._reports:
+            self.check_updates(wait=True)
         return call(*arguments)
 
     # --- operations that failed in the background ------------------------------------------------

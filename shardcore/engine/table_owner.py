@@ -302,8 +302,8 @@ class TableOwner:
 
     def _view_call(self, call: Callable[..., Any], *arguments: Any) -> Any:
         """Make a call for a view of a table, which says itself that its engine was closed."""
-        self._life.check_callback("reading or writing a table")
-        return self._life.viewing(self._progress.settled, call, *arguments)
+        what = "reading or writing a table"
+        return self._life.viewing(what, self._progress.settled, call, *arguments)
 
     def metrics(self) -> dict[str, int]:
         """Return what was counted since the engine was made.
@@ -320,7 +320,8 @@ class TableOwner:
         if self._life.is_inside():  # an optimizer may look: its call holds what is needed
             of_backend = self._backend.counters()
         else:
-            of_backend = self._life.viewing(self._progress.settled, self._backend.counters)
+            counters = self._backend.counters
+            of_backend = self._life.viewing("metrics", self._progress.settled, counters)
         counted = self._training.counters.read()
         return {**counted, "steps": self._progress.own_steps, **of_backend}
 

@@ -439,7 +439,10 @@ class BackendRowStore:
         divided: int,
         out: NDArray[Any],
     ) -> bool:
-        return self._open().lookup_given(self._table, ids, row_splits, weights, divided, out)
+        backend, table = self._backend, self._table
+        if table not in backend.specs:
+            self._open()  # which raises
+        return backend.lookup_given(table, ids, row_splits, weights, divided, out)
 
     def all_at_once(self, write: Callable[[BackendRowStore], None]) -> None:
         """Call ``write(store)``, which makes several writes, so that no interrupt splits them."""
