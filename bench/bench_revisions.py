@@ -13,7 +13,7 @@ from shardcore_bench.measure import Plan
 from shardcore_bench.timing import COUNTED
 from shardcore_bench.workload import SMALL
 
-from .revisions import ROOT, Comparison, as_json, compared
+from .revisions import ROOT, Comparison, as_json, checked_out, compared
 
 pytestmark = pytest.mark.skipif(
     not (ROOT / "plugins" / "shardcore_bench").is_dir(), reason="the sources are not beside"
@@ -47,6 +47,15 @@ def test_least_times_count_as_well_as_medians() -> None:
 def test_the_line_of_a_case() -> None:
     line = "| case | 1 ms | 2 ms | **2.00** | 1.50 to 2.00 | slower |"
     assert comparison([0.001, 0.002], [0.002, 0.003]).line(1.05) == line
+
+
+def test_what_compiles_a_revision_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.revisions.find_spec", lambda name: None if name == "Cython" else 1)
+    with (
+        pytest.raises(SystemExit, match=r"^a revision is compiled here: .* -m pip install Cython$"),
+        checked_out("HEAD"),
+    ):
+        raise AssertionError("nothing was compiled")
 
 
 def test_pytest_benchmark_reads_what_is_kept(tmp_path: Path) -> None:

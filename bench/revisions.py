@@ -23,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -91,7 +92,16 @@ class Comparison:
 
 @contextmanager
 def checked_out(revision: str) -> Iterator[Path]:
-    """Give a built tree of a revision, and take it away again."""
+    """Give a built tree of a revision, and take it away again.
+
+    Raises
+    ------
+    SystemExit
+        If what compiles it is not installed beside this Python.
+    """
+    missing = [name for name in ("Cython", "setuptools") if find_spec(name) is None]
+    if missing:
+        sys.exit(f"a revision is compiled here: first {sys.executable} -m pip install {missing[0]}")
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "base"
         git = ("git", "-C", str(ROOT), "worktree")
