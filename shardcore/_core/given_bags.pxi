@@ -26,7 +26,7 @@ MOST_IDS = MOST
 """Ids, and bags, of which a lookup in several shards may have so many here."""
 
 
-cdef struct Call:               # what both parts of a call need
+cdef struct Call:               # what all parts of a call need
     const void* table           # of the one array
     Py_ssize_t table_bytes      # of all rows
     Py_ssize_t stride
@@ -170,7 +170,7 @@ cdef class GivenBags:
             combine_part(call, 0)
             return call.wrong == 0
         with nogil:
-            if numbers >= SHARED:
+            if numbers >= SHARED and self.share_little(NULL, NULL):
                 call.shares = min(max(numbers // MUCH_SHARE, 2), MOST_SHARES)
                 if border_of(call, 1) == call.bags:     # one bag, or one that has nearly all
                     call.shares = 1

@@ -145,7 +145,7 @@ cdef inline int rows_to_ask_for(const index_t* ids__n, Py_ssize_t n, Py_ssize_t 
     lines and by pairs: see `ask_by_lines` and `ask_by_pairs`; by pairs, rows of a small table are
     in some cache: they are asked for for the first at once, wider ones near only. Where that cache is
     the second, rows of whole lines are not asked for at all: to ask for a line takes as long as to
-    read it. Of few rows no sample is taken, as it would take longer than it saves. Ids come back
+    read it, and as long as to add it up, but of short floats. Of few rows no sample is taken, as it would take longer than it saves. Ids come back
     where a tenth of a sample has, or, by pairs, a third: between the two, most rows come from memory
     there.
     """

@@ -168,6 +168,7 @@ SC_INLINE int NAME(sc_sum_parts_)(const void *table, ptrdiff_t stride, ptrdiff_t
 #define SUM_SO(name)                                                                               \
     return NAME(sc_sum_##name##_)(table, stride, dim, ids, limit, splits, bags, last, all_come, ask, \
                                   weights, out);
+
 #if LOADS_VECTORS
 
 /* While position `at` is summed, ask for rows that come, of which none is past the last: for every line that
@@ -311,6 +312,7 @@ ASKED_IN_ANY_WAY(128, 128)
 ASKED_IN_ANY_WAY(256, 256)
 ASKED_IN_ANY_WAY(other, dim)
 #undef ASKED_IN_ANY_WAY
+
 /* Rows of some dims, for some ways of asking, if all come that are asked for. (Rows of 128 floats take a tenth
    longer so: without tests in between, their lines are asked for in closer succession.) */
 #define ASKED_SO(columns, way, how)                                                                \

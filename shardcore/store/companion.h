@@ -19,7 +19,8 @@
 #define SC_LOOKS 100000     /* nanoseconds for which it looks: what it would take to wake it, or twice that */
 #define SC_CLOSE 4          /* pieces of work so close together before it is woken: it costs some µs */
 #define SC_MISSES 32        /* offers in a row that were of no use, after which it is left alone, */
-#define SC_ALONE 300000000  /* for so many nanoseconds */
+#define SC_ALONE 5000000    /* for so many nanoseconds, as other threads may spin for a moment; */
+#define SC_LONGEST 320000000    /* each time twice as long as the time before, up to so many */
 #define SC_PATIENCE 4000    /* looks at the other part before the processor is given away between them */
 
 #if defined(__x86_64__) || defined(__i386__)
@@ -50,6 +51,7 @@ static struct {
     int missed;                 /* how many offers in a row were of no use */
     int64_t last;               /* when work ended */
     int64_t alone;              /* until when it is left alone */
+    int64_t alone_for;          /* how long it is the next time */
     PyThread_type_lock bed;     /* held but while the companion is woken */
     long thread;
     int core;                   /* where it fell asleep */
@@ -82,8 +84,10 @@ static inline void sc_dismiss_companion(void) {
    for a companion, whatever the number of threads that are allowed, and it would only cost time. */
 static void sc_miss_companion(void) {
     if (__atomic_add_fetch(&sc_companion.missed, 1, __ATOMIC_RELAXED) >= SC_MISSES) {
+        const int64_t alone_for = SC_LOAD(sc_companion.alone_for);
         __atomic_store_n(&sc_companion.missed, 0, __ATOMIC_RELAXED);
-        SC_STORE(sc_companion.alone, sc_nanoseconds() + SC_ALONE);
+        SC_STORE(sc_companion.alone, sc_nanoseconds() + alone_for);
+        SC_STORE(sc_companion.alone_for, alone_for < SC_LONGEST ? 2 * alone_for : SC_LONGEST);
         sc_dismiss_companion();
     }
 }
@@ -99,8 +103,10 @@ static void sc_look_for_work(void) {
             offer->part(offer->work, 1);
             if (offer->core >= 0 && offer->core == sc_own_core())
                 sc_miss_companion();
-            else if (SC_LOAD(sc_companion.missed))
+            else if (SC_LOAD(sc_companion.missed) || SC_LOAD(sc_companion.alone_for) != SC_ALONE) {
                 SC_STORE(sc_companion.missed, 0);
+                SC_STORE(sc_companion.alone_for, SC_ALONE);
+            }
             SC_STORE(offer->ended, 1);
             looks = -1;
         } else if (SC_LOAD(sc_companion.dismissed)) {
@@ -199,6 +205,8 @@ static void sc_work_ended(void) { SC_STORE(sc_companion.last, sc_nanoseconds());
    row: only then, as that takes longer than the work, and afterwards, as it might sleep again before the end. */
 static int sc_share_little(sc_part part, void *work) {
     int often;
+    if (part == NULL)
+        return SC_LOAD(sc_companion.threads) > 1;
     if (SC_LOAD(sc_companion.threads) <= 1) {
         sc_do_both(part, work);
     } else if (SC_LOAD(sc_companion.state) >= SC_CALLED) {
@@ -224,6 +232,8 @@ static int sc_share_little(sc_part part, void *work) {
    called each time, are of more use with the pool's. */
 static int sc_share_much(sc_part part, void *work) {
     const int threads = SC_LOAD(sc_companion.threads);
+    if (part == NULL)
+        return threads > 1;
     if (threads > 2 || (threads == 2 && !sc_companion_is_of_use()))
         return 0;
     if (threads <= 1 || !sc_offer_part(part, work, 1))
@@ -248,6 +258,7 @@ static int sc_forget_companion(void) {
     sc_companion.close = sc_companion.missed = 0;
     sc_companion.kept_off = sc_companion.dismissed = 0;
     sc_companion.last = sc_companion.alone = sc_companion.done = 0;
+    sc_companion.alone_for = SC_ALONE;
     sc_companion.bed = PyThread_allocate_lock();
     if (sc_companion.bed == NULL)
         return 0;
@@ -258,6 +269,8 @@ static int sc_forget_companion(void) {
 #else
 
 static int sc_share_little(sc_part part, void *work) {
+    if (part == NULL)
+        return 0;
     part(work, 0);
     part(work, 1);
     return 1;
