@@ -132,7 +132,7 @@ def many_bags(
         special, finite = (frozen(make_rows(rng, (1000, dim), dtype, it)) for it in (True, False))
         value = working_dtype(special.dtype)
         lengths = rng.integers(0, 40, 300)
-        lengths[7] = 2 * MOST_IDS  # longer than a call of few takes
+        lengths[7] = 2 * MOST_IDS  # more than a lookup in shards may have
         splits = frozen(np.concatenate(([0], np.cumsum(lengths))))
         made = []
         for combiner, index in (("sum", np.int32), ("mean", np.int64), ("sqrtn", np.int32)):

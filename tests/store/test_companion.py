@@ -117,7 +117,7 @@ def test_one_thread_works_alone(bags: int) -> None:
     look_up.until_shared()
     sc.set_num_threads(1)
     before = companion.parts_done()
-    assert all(look_up() for _ in range(30))
+    assert all(look_up() for _ in range(300))
     assert companion.parts_done() == before
     sc.set_num_threads(2)
     look_up.until_shared()
