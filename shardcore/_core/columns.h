@@ -90,24 +90,27 @@
 #define SC_VECTORS(number, bytes) number __attribute__((vector_size(bytes), aligned(sizeof(number)), may_alias))
 #define SC_UNROLL _Pragma("clang loop unroll(full)")
 #define SC_UNROLL_SOME _Pragma("clang loop unroll(enable)")
+#define SC_UNROLL_NONE _Pragma("clang loop unroll(disable)")
 #define SC_INLINE static inline __attribute__((always_inline))
 #define SC_OUT_OF_LINE __attribute__((noinline, unused))
 #elif defined(__GNUC__)
 #define SC_VECTORS(number, bytes) number __attribute__((vector_size(bytes), aligned(sizeof(number)), may_alias))
 #define SC_UNROLL _Pragma("GCC unroll 64")
 #define SC_UNROLL_SOME _Pragma("GCC unroll 16")
+#define SC_UNROLL_NONE _Pragma("GCC unroll 1")
 #define SC_INLINE static inline __attribute__((always_inline))
 #define SC_OUT_OF_LINE __attribute__((noinline, unused))
 #else
 #define SC_VECTORS(number, bytes) number
 #define SC_UNROLL
 #define SC_UNROLL_SOME
+#define SC_UNROLL_NONE
 #define SC_INLINE static inline
 #define SC_OUT_OF_LINE
 #endif
 
-/* As many as a row of 256 bytes has that begins within a line. */
-#define SC_FEW_LINES 5
+/* As many as a row of 256 bytes has. */
+#define SC_FEW_LINES 4
 
 /* Ask for every line of a row: for the second-level cache, for the first, or to write to it. Of few lines the loop
    is unrolled: its end is foretold wrongly wherever something else varied before, and holds up what is asked for.
@@ -115,16 +118,17 @@
    effect, and they drop calls of it: the barrier is one. */
 #define SC_DEFINE_ASKING(NAME, PREFETCH)                                                           \
     SC_INLINE void NAME(const void *row, ptrdiff_t size) {                                         \
-        const size_t first = (size_t)row & ~(size_t)(SC_LINE - 1);                                 \
-        const size_t end = (size_t)row + (size_t)size;                                             \
-        size_t at;                                                                                 \
-        if (end - first > SC_FEW_LINES * SC_LINE)                                                  \
-            for (at = first; at < end; at += SC_LINE)                                              \
-                PREFETCH((const void *)at);                                                        \
+        const char *const bytes = (const char *)row;                                               \
+        ptrdiff_t at;                                                                              \
+        if (size > SC_FEW_LINES * SC_LINE)                                                         \
+            SC_UNROLL_NONE for (at = 0; at < size; at += SC_LINE)                                  \
+                PREFETCH(bytes + at);                                                              \
         else                                                                                       \
             SC_UNROLL for (at = 0; at < SC_FEW_LINES * SC_LINE; at += SC_LINE)                     \
-                if (end - first > at)                                                              \
-                    PREFETCH((const void *)(first + at));                                          \
+                if (at < size)                                                                     \
+                    PREFETCH(bytes + at);                                                          \
+        if ((size_t)row % SC_LINE + (size_t)(size - 1) % SC_LINE >= SC_LINE)                       \
+            PREFETCH(bytes + size - 1);                                                            \
         SC_KEEP();                                                                                 \
     }
 SC_DEFINE_ASKING(sc_ask_for_row, SC_PREFETCH_READ)
@@ -167,6 +171,20 @@ typedef SC_VECTORS(double, 16) sc_few_doubles;
 
 SC_DEFINE_SUMS(floats, float)
 SC_DEFINE_SUMS(doubles, double)
+
+/* Write the sum of a few rows, of a dim that the compiler knows, a multiple of 16. */
+SC_INLINE void sc_sum_few_floats(const float *rows, ptrdiff_t dim, const int32_t *ids, ptrdiff_t count,
+                                 float *out) {
+    const ptrdiff_t width = dim < SC_WIDE ? dim : SC_WIDE;
+    ptrdiff_t column, i;
+    for (column = 0; column < dim; column += width) {
+        float totals[SC_WIDE];
+        sc_clear_floats(totals, width);
+        for (i = 0; i < count; i++)
+            sc_add_floats(totals, rows + ids[i] * dim + column, width);
+        sc_put_floats(totals, width, out + column);
+    }
+}
 
 SC_INLINE float sc_one_of_floats(float value) { return value; }
 SC_INLINE double sc_one_of_doubles(double value) { return value; }

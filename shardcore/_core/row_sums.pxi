@@ -32,6 +32,8 @@ cdef extern from "columns.h" nogil:
     # occurrences between asking for a row and using it
     Py_ssize_t rows_ahead "SC_AHEAD"(int ask, Py_ssize_t row_bytes)
     const uint64_t ANY "UINT64_MAX"     # the limit of ids that are checked, and of addresses
+    void sc_sum_few_floats(const float* rows, Py_ssize_t dim, const int32_t* ids, Py_ssize_t count,
+                           float* out)
     bint sc_sum_floats_int64(
         const void* table, Py_ssize_t stride, Py_ssize_t dim, const int64_t* ids, uint64_t limit,
         const int64_t* splits, Py_ssize_t bags, Py_ssize_t last, bint all_come, int ask,

@@ -17,6 +17,24 @@ cdef struct Rule:               # how an optimizer updates rows in one step
     bint all_into_first         # and their slots and gradients, too
     bint row_by_row             # the function takes rows one by one, and gradients where they lie
 
+cdef struct Columns16:          # of a row, as a type: for the compiler to know how many there are
+    char none
+cdef struct Columns32:
+    char none
+cdef struct Columns64:
+    char none
+cdef struct Columns128:
+    char none
+cdef struct AnyColumns:
+    char none
+
+ctypedef fused columns_t:
+    Columns16
+    Columns32
+    Columns64
+    Columns128
+    AnyColumns
+
 cdef struct Target:             # an update of one table, in plain memory
     Stored stored
     Rule rule
@@ -178,18 +196,54 @@ cdef void update_target(Target* target, Py_ssize_t first, Py_ssize_t last,
     cdef size_t after = <size_t>(pointers + UPDATE_ROWS * (1 + stored.slots) + stored.slots)
     cdef void* values = <void*>((after + LINE - 1) & ~<size_t>(LINE - 1))
     if stored.working == FLOAT64:
-        if target.rule.row_by_row:
-            _update_row_by_row(<float64_t*>stored.table, first, last, target, <float64_t*>values, pointers)
-        else:
-            _update(<float64_t*>stored.table, first, last, target, <float64_t*>values, pointers)
-    elif stored.kind == HALF:
-        _update(<half_t*>stored.table, first, last, target, <float32_t*>values, pointers)
-    elif stored.kind == BFLOAT:
-        _update(<bfloat_t*>stored.table, first, last, target, <float32_t*>values, pointers)
-    elif target.rule.row_by_row:
-        _update_row_by_row(<float32_t*>stored.table, first, last, target, <float32_t*>values, pointers)
+        update_in_turn(<float64_t*>stored.table, first, last, target, <float64_t*>values, pointers,
+                       <AnyColumns*>NULL)
+    elif stored.dim == 16:
+        update_floats(first, last, target, <float32_t*>values, pointers, <Columns16*>NULL)
+    elif stored.dim == 32:
+        update_floats(first, last, target, <float32_t*>values, pointers, <Columns32*>NULL)
+    elif stored.dim == 64:
+        update_floats(first, last, target, <float32_t*>values, pointers, <Columns64*>NULL)
+    elif stored.dim == 128:
+        update_floats(first, last, target, <float32_t*>values, pointers, <Columns128*>NULL)
     else:
-        _update(<float32_t*>stored.table, first, last, target, <float32_t*>values, pointers)
+        update_floats(first, last, target, <float32_t*>values, pointers, <AnyColumns*>NULL)
+
+
+cdef inline void update_floats(Py_ssize_t first, Py_ssize_t last, Target* target, float32_t* values,
+                               void** pointers, const columns_t* columns) noexcept nogil:
+    """Update rows that are computed with in 32 bits."""
+    if target.stored.kind == HALF:
+        _update(<half_t*>target.stored.table, first, last, target, values, pointers, columns)
+    elif target.stored.kind == BFLOAT:
+        _update(<bfloat_t*>target.stored.table, first, last, target, values, pointers, columns)
+    else:
+        update_in_turn(<float32_t*>target.stored.table, first, last, target, values, pointers,
+                       columns)
+
+
+cdef inline void update_in_turn(value_t* table, Py_ssize_t first, Py_ssize_t last, Target* target,
+                                value_t* values, void** pointers,
+                                const columns_t* columns) noexcept nogil:
+    """Update rows as they are stored, one by one or in blocks."""
+    if target.rule.row_by_row:
+        _update_row_by_row(table, first, last, target, values, pointers, columns)
+    else:
+        _update(table, first, last, target, values, pointers, columns)
+
+
+cdef inline Py_ssize_t known(const columns_t* columns, Py_ssize_t dim) noexcept nogil:
+    """Return the number of columns: a literal, but of `AnyColumns`, which are `dim`."""
+    if columns_t is Columns16:
+        return 16
+    elif columns_t is Columns32:
+        return 32
+    elif columns_t is Columns64:
+        return 64
+    elif columns_t is Columns128:
+        return 128
+    else:
+        return dim
 
 
 cdef inline void call(const Target* target, int64_t count, void** rows, void** slots,
@@ -329,19 +383,23 @@ cdef inline void ask_to_read(const void* bytes, Py_ssize_t size, bint into_first
 
 cdef inline void ask_for_row_of(int64_t row, const int32_t* sources, Py_ssize_t count, row_t* table,
                                 const value_t* gradients__gd, const Target* target,
-                                bint into_first, bint all_into_first) noexcept nogil:
+                                Py_ssize_t dim, bint into_first,
+                                bint all_into_first) noexcept nogil:
     """Ask for a row, its slots, and so many gradients; no tests are left of the last two, literals."""
-    cdef Py_ssize_t dim = target.stored.dim, k, i
+    cdef Py_ssize_t whole = dim * sizeof(value_t), k, i
     ask_to_write(table + row * dim, dim * sizeof(row_t), into_first)
     for k in range(target.stored.slots):
-        ask_to_write(target.stored.slot_bases[k] + row * target.stored.slot_bytes[k],
-                     target.stored.slot_bytes[k], all_into_first)
+        if target.stored.slot_bytes[k] == whole:    # and the compiler may know how many
+            ask_to_write(target.stored.slot_bases[k] + row * whole, whole, all_into_first)
+        else:
+            ask_to_write(target.stored.slot_bases[k] + row * target.stored.slot_bytes[k],
+                         target.stored.slot_bytes[k], all_into_first)
     for i in range(count):
         ask_to_read(gradients__gd + <Py_ssize_t>sources[i] * dim, dim * sizeof(value_t),
                     all_into_first)
 
 
-cdef inline void ask_for(const Walk* walk, Py_ssize_t turn, row_t* table,
+cdef inline void ask_for(const Walk* walk, Py_ssize_t turn, row_t* table, Py_ssize_t dim,
                          const value_t* gradients__gd, const Target* target) noexcept nogil:
     """Ask for what the update of the row needs that comes after so many others, if there is one."""
     cdef Py_ssize_t place, count
@@ -355,20 +413,34 @@ cdef inline void ask_for(const Walk* walk, Py_ssize_t turn, row_t* table,
     if count >= LONG_RUN:
         count = 0 if target.long_sums != NULL else FAR
     if not target.rule.into_first:
-        ask_for_row_of(row, sources, count, table, gradients__gd, target, False, False)
+        ask_for_row_of(row, sources, count, table, gradients__gd, target, dim, False, False)
     elif target.rule.all_into_first:
-        ask_for_row_of(row, sources, count, table, gradients__gd, target, True, True)
+        ask_for_row_of(row, sources, count, table, gradients__gd, target, dim, True, True)
     else:
-        ask_for_row_of(row, sources, count, table, gradients__gd, target, True, False)
+        ask_for_row_of(row, sources, count, table, gradients__gd, target, dim, True, False)
+
+
+cdef inline void sum_gradients(const value_t* gradients__gd, Py_ssize_t dim,
+                               const int32_t* sources__n, Py_ssize_t lo, Py_ssize_t hi,
+                               const value_t* gains__n, value_t* block__d, value_t* sum__d,
+                               const columns_t* columns) noexcept nogil:
+    """Sum one row's gradients as `sum_run` does; few of them here, if the compiler knows `dim`."""
+    if columns_t is not AnyColumns and value_t is float32_t:
+        if hi - lo < LONG_RUN and gains__n == NULL:
+            sc_sum_few_floats(gradients__gd, dim, sources__n + lo, hi - lo, sum__d)
+            return
+    sum_run(gradients__gd, dim, sources__n, lo, hi, hi, gains__n, block__d, sum__d)
 
 
 cdef void _update_row_by_row(value_t* table, Py_ssize_t first, Py_ssize_t last, Target* target,
-                             value_t* scratch, void** pointers) noexcept nogil:
+                             value_t* scratch, void** pointers,
+                             const columns_t* columns) noexcept nogil:
     """Update rows one by one: what is asked for for those that come arrives while the function works.
 
     In blocks all of it is asked for at once, and the function finds nothing on its way.
     """
-    cdef Py_ssize_t dim = target.stored.dim, slots = target.stored.slots, ahead = target.rule.ahead
+    cdef Py_ssize_t dim = known(columns, target.stored.dim)
+    cdef Py_ssize_t slots = target.stored.slots, ahead = target.rule.ahead
     cdef const int64_t* run_splits = target.run_splits
     cdef const int32_t* sources__n = target.sources
     cdef const value_t* gradients__gd = <const value_t*>target.gradients
@@ -384,9 +456,9 @@ cdef void _update_row_by_row(value_t* table, Py_ssize_t first, Py_ssize_t last, 
     for k in range(slots):
         slot_tables[k] = slot_pointers + k
     for turn in range(ahead):
-        ask_for(&walk, turn, table, gradients__gd, target)
+        ask_for(&walk, turn, table, dim, gradients__gd, target)
     for turn in range(walk.rows):
-        ask_for(&walk, ahead + turn, table, gradients__gd, target)
+        ask_for(&walk, ahead + turn, table, dim, gradients__gd, target)
         place = place_of(&walk, turn)
         lo, hi = run_splits[place], run_splits[place + 1]
         if hi - lo == 1 and gains__n == NULL:
@@ -394,7 +466,7 @@ cdef void _update_row_by_row(value_t* table, Py_ssize_t first, Py_ssize_t last, 
         elif hi - lo >= LONG_RUN and target.long_sums != NULL:
             gradient__d = <const value_t*>target.long_sums + long_at(target, place) * dim
         else:
-            sum_run(gradients__gd, dim, sources__n, lo, hi, hi, gains__n, block__d, sum__d)
+            sum_gradients(gradients__gd, dim, sources__n, lo, hi, gains__n, block__d, sum__d, columns)
             gradient__d = sum__d
         row = target.unique[place]
         pointers[0] = table + row * dim
@@ -404,8 +476,8 @@ cdef void _update_row_by_row(value_t* table, Py_ssize_t first, Py_ssize_t last, 
 
 
 cdef void _update(row_t* table, Py_ssize_t first, Py_ssize_t last, Target* target,
-                  value_t* scratch, void** pointers) noexcept nogil:
-    cdef Py_ssize_t dim = target.stored.dim, slots = target.stored.slots
+                  value_t* scratch, void** pointers, const columns_t* columns) noexcept nogil:
+    cdef Py_ssize_t dim = known(columns, target.stored.dim), slots = target.stored.slots
     cdef const int64_t* unique__u = target.unique
     cdef const int64_t* row_ids__u = target.row_ids
     cdef const int64_t* run_splits = target.run_splits
@@ -435,7 +507,7 @@ cdef void _update(row_t* table, Py_ssize_t first, Py_ssize_t last, Target* targe
     for k in range(slots):
         slot_tables[k] = slot_pointers + k * UPDATE_ROWS
     for u in range(ahead):
-        ask_for(&walk, u, table, gradients__gd, target)
+        ask_for(&walk, u, table, dim, gradients__gd, target)
     while begin < walk.rows:
         count = min(target.rule.block, walk.rows - begin)
         rows, row_ids = unique__u + first + begin, row_ids__u + first + begin
@@ -451,10 +523,10 @@ cdef void _update(row_t* table, Py_ssize_t first, Py_ssize_t last, Target* targe
                     prefetch_read(sources__n + run_splits[place] + LINE)
         if not by_turns:
             for u in range(count):
-                ask_for(&walk, begin + ahead + u, table, gradients__gd, target)
+                ask_for(&walk, begin + ahead + u, table, dim, gradients__gd, target)
         for u in range(count):
             if by_turns:
-                ask_for(&walk, begin + ahead + u, table, gradients__gd, target)
+                ask_for(&walk, begin + ahead + u, table, dim, gradients__gd, target)
             place = place_of(&walk, begin + u)
             lo, hi = run_splits[place], run_splits[place + 1]
             if hi - lo >= LONG_RUN and target.long_sums != NULL:
@@ -462,8 +534,8 @@ cdef void _update(row_t* table, Py_ssize_t first, Py_ssize_t last, Target* targe
                        <const value_t*>target.long_sums + long_at(target, place) * dim,
                        dim * sizeof(value_t))
             elif not target.rule.by_occurrence:
-                sum_run(gradients__gd, dim, sources__n, lo, hi, hi, gains__n, block__d,
-                        gradients__ud + u * dim)
+                sum_gradients(gradients__gd, dim, sources__n, lo, hi, gains__n, block__d,
+                              gradients__ud + u * dim, columns)
             row = table + rows[u] * dim
             if row_t is half_t or row_t is bfloat_t:
                 widen(row, dim, widened__ud + u * dim)

@@ -39,7 +39,7 @@ from shardcore.store.update import _summed_first, accumulate, update_rows, updat
 pytestmark = pytest.mark.usefixtures("instruction_set")
 
 DTYPES = ["float32", "float64", "float16", "bfloat16"]
-DIMS = [1, 2, 15, 16, 17, 48, 63, 64, 65, 80, 129]
+DIMS = [1, 2, 15, 16, 17, 32, 48, 63, 64, 65, 80, 128, 129]
 
 Same = Callable[[Any, Any], None]
 Make = Callable[..., Any]
@@ -555,6 +555,43 @@ def test_rows_one_by_one_are_those_of_the_pure_form(
     assert_same(rows[::2], wanted)
     for name, slot in slots.items():
         assert_same(slot[::2], wanted_slots[name])
+
+
+@pytest.mark.parametrize("row_by_row", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [16, 32, 48, 64, 128])
+def test_runs_of_any_length_in_rows_of_the_dims_that_have_bodies(
+    dim: int,
+    dtype: str,
+    weighted: bool,
+    row_by_row: bool,
+    make_rows: Make,
+    assert_same: Same,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Up to 63 gradients are summed by the body, zeros of both signs among them; 48 has none."""
+    pace = PACE._replace(row_by_row=row_by_row)
+    monkeypatch.setattr(update_module, "PACE", pace)
+    rng = np.random.default_rng(dim)
+    kind, optimizer = as_dtype(dtype), Adam(0.1)
+    value = working_dtype(kind)
+    lengths = np.concatenate(([0, 1, 2, 3, 62, 63, 64, 65, 5000], rng.choice([0, 1, 1, 1, 2, 7], 90)))
+    rng.shuffle(lengths)
+    batch = runs_of_lengths(rng, lengths, 300, True, weighted)
+    if weighted:
+        batch = replace(batch, gains=batch.gains.astype(value))
+    gradients = rng.standard_normal((300, dim)).astype(value)
+    rows = make_rows(rng, (2 * len(lengths), dim), dtype, False)
+    for numbers in (gradients, rows):
+        numbers[rng.random(numbers.shape) < 0.2] = -0.0
+    ours, theirs = ((rows.copy(), new_slots(optimizer, len(rows), dim, kind)) for _ in range(2))
+    update = RowUpdate(batch, batch.rows, gradients, optimizer, optimizer.hyper(), 1)
+    update_rows(*ours, update)
+    reference.update_rows(*theirs, update)
+    assert_same(ours[0], theirs[0])
+    for name in ours[1]:
+        assert_same(ours[1][name], theirs[1][name])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
