@@ -95,21 +95,23 @@ class Inputs:
         """
         if not (self._single or self._is_plain(features, weights)) or self._special:
             return None
-        leaves = self.leaves(features, "features")
-        weight_leaves = self.optional_leaves(weights, "weights")
-        found = []
-        for leaf, weight_leaf in zip(leaves, weight_leaves, strict=True):
+        found: list[tuple[PlainBags, NDArray[Any] | None]] = []
+        for leaf in self.leaves(features, "features"):
             bags = plain_bags(leaf)
             if bags is None:
                 return None
             if self.batch_size is not None and bags.batch_shape[0] != self.batch_size:
                 return None
-            factors = None
-            if weight_leaf is not None:
-                factors = plain_weights(weight_leaf, bags)
+            found.append((bags, None))
+        if weights is None:
+            return found
+        for at, leaf in enumerate(self.leaves(weights, "weights")):
+            if leaf is not None:
+                bags, _ = found[at]
+                factors = plain_weights(leaf, bags)
                 if factors is None:
                     return None
-            found.append((bags, factors))
+                found[at] = bags, factors
         return found
 
     def optional_leaves(self, given: Any, what: str) -> list[Any]:

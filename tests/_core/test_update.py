@@ -576,7 +576,9 @@ def test_runs_of_any_length_in_rows_of_the_dims_that_have_bodies(
     rng = np.random.default_rng(dim)
     kind, optimizer = as_dtype(dtype), Adam(0.1)
     value = working_dtype(kind)
-    lengths = np.concatenate(([0, 1, 2, 3, 62, 63, 64, 65, 5000], rng.choice([0, 1, 1, 1, 2, 7], 90)))
+    lengths = np.concatenate(
+        ([0, 1, 2, 3, 62, 63, 64, 65, 5000], rng.choice([0, 1, 1, 1, 2, 7], 90))
+    )
     rng.shuffle(lengths)
     batch = runs_of_lengths(rng, lengths, 300, True, weighted)
     if weighted:

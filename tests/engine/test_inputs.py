@@ -257,6 +257,20 @@ def test_weights_of_plain_bags_are_those_of_bags_of_any_form(combiner):
         np.testing.assert_allclose(e(*half_turned), expected, rtol=1e-6)
 
 
+def test_weights_of_some_plain_features_are_theirs_alone():
+    rows = np.arange(10, dtype=np.float32).reshape(5, 2)
+    table = TableConfig(5, 2, initializer=rows, combiner="sum", name="t")
+    e = sc.ShardedEmbedding([FeatureConfig(table, name=name) for name in "abc"])
+    bags = np.array([1, 2, 4]), np.array([0, 2, 3])
+    plain = combined(rows, [[1, 2], [4]], [[1, 1], [1]], "sum")
+    weighted = combined(rows, [[1, 2], [4]], [[3, 1], [2]], "sum")
+    factors = np.array([3, 1, 2], np.float32)
+    for at in range(3):
+        found = e([bags] * 3, [factors if at == number else None for number in range(3)])
+        for number in range(3):
+            np.testing.assert_array_equal(found[number], weighted if at == number else plain)
+
+
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
