@@ -109,13 +109,13 @@
 #define SC_OUT_OF_LINE
 #endif
 
-/* As many as a row of 256 bytes has. */
-#define SC_FEW_LINES 4
+/* As many as a row of 256 bytes has, and one. */
+#define SC_FEW_LINES 5
 
 /* Ask for every line of a row: for the second-level cache, for the first, or to write to it. Of few lines the loop
    is unrolled: its end is foretold wrongly wherever something else varied before, and holds up what is asked for.
-   Of more it is not: asked for all at once, they are held up themselves. To compilers a function that only asks has no
-   effect, and they drop calls of it: the barrier is one. */
+   Of more it is not: asked for all at once, they are held up themselves. A row that begins within a line may end in one
+   more. To compilers a function that only asks has no effect, and they drop calls of it: the barrier is one. */
 #define SC_DEFINE_ASKING(NAME, PREFETCH)                                                           \
     SC_INLINE void NAME(const void *row, ptrdiff_t size) {                                         \
         const char *const bytes = (const char *)row;                                               \

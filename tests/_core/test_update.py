@@ -570,7 +570,7 @@ def test_runs_of_any_length_in_rows_of_the_dims_that_have_bodies(
     assert_same: Same,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Up to 63 gradients are summed by the body, zeros of both signs among them; 48 has none."""
+    """Up to 63 gradients are summed by the body for these columns; 48 have none."""
     pace = PACE._replace(row_by_row=row_by_row)
     monkeypatch.setattr(update_module, "PACE", pace)
     rng = np.random.default_rng(dim)
@@ -585,8 +585,6 @@ def test_runs_of_any_length_in_rows_of_the_dims_that_have_bodies(
         batch = replace(batch, gains=batch.gains.astype(value))
     gradients = rng.standard_normal((300, dim)).astype(value)
     rows = make_rows(rng, (2 * len(lengths), dim), dtype, False)
-    for numbers in (gradients, rows):
-        numbers[rng.random(numbers.shape) < 0.2] = -0.0
     ours, theirs = ((rows.copy(), new_slots(optimizer, len(rows), dim, kind)) for _ in range(2))
     update = RowUpdate(batch, batch.rows, gradients, optimizer, optimizer.hyper(), 1)
     update_rows(*ours, update)
@@ -594,6 +592,20 @@ def test_runs_of_any_length_in_rows_of_the_dims_that_have_bodies(
     assert_same(ours[0], theirs[0])
     for name in ours[1]:
         assert_same(ours[1][name], theirs[1][name])
+
+
+@pytest.mark.parametrize("dim", [16, 32, 48, 64, 128])
+def test_summed_zeros_are_positive_whatever_the_sign_of_the_gradients(dim: int) -> None:
+    """As an optimizer's function is promised: -0 minus 0 stays -0, minus -0 it would be 0."""
+    batch = runs_of_lengths(np.random.default_rng(dim), [0, 1, 2, 63, 64], 9, True, False)
+    optimizer, rows = Recorded(), np.full((10, dim), -0.0, np.float32)
+    gradients = np.full((9, dim), -0.0, np.float32)
+    slots = new_slots(optimizer, 10, dim, np.dtype(np.float32))
+    update_rows(
+        rows, slots, RowUpdate(batch, batch.rows, gradients, optimizer, optimizer.hyper(), 1)
+    )
+    assert len(optimizer.calls) > 0
+    assert np.signbit(rows).all()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
