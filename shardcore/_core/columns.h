@@ -74,6 +74,13 @@
 #define SC_ASK_CACHED (SC_ASK_FAR | SC_ASK_AGAIN)
 #endif
 
+/* Bytes of the second caches of AMD's processors that have these vectors. */
+#if defined(__AVX512F__)
+#define SC_SECOND (1 << 20)
+#else
+#define SC_SECOND (1 << 19)
+#endif
+
 /* Bytes of rows whose sums take no longer than tests of how to ask. */
 #define SC_SHORT_ROW 128
 

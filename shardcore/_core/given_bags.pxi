@@ -257,10 +257,10 @@ cdef bint combine_rows(const Call* call, const void* table, Py_ssize_t stride,
     whether `divide` found what weights leave to be finite."""
     if call.kind == FLOAT64:
         return reduce_rows(table, call.table_bytes, stride, call.kind, ids__n, limit,
-                           call.splits + first, last - first, call.dim,
+                           call.splits + first, last - first, call.ids_count, call.dim,
                            <const float64_t*>call.weights, <const float64_t*>NULL, call.divided,
                            <float64_t*>call.out + first * call.dim, call.asking)
     return reduce_rows(table, call.table_bytes, stride, call.kind, ids__n, limit,
-                       call.splits + first, last - first, call.dim,
+                       call.splits + first, last - first, call.ids_count, call.dim,
                        <const float32_t*>call.weights, <const float32_t*>NULL, call.divided,
                        <float32_t*>call.out + first * call.dim, call.asking)

@@ -8,6 +8,7 @@ cdef struct Lookup:             # of the bags of one feature, in plain memory
     const void* ids
     bint long_ids               # whether they are of int64
     const int64_t* row_splits
+    Py_ssize_t ids_count        # of all bags
     const void* weights         # of ids, or NULL
     const void* divisors        # of bags, or NULL
     int divided                 # how sums are divided: see ``divided.pxi``
@@ -53,6 +54,7 @@ cdef class Lookups(Shares):
         if lookup.row_splits[0] < 0 or lookup.row_splits[bags] > count:
             raise ValueError("row_splits of a lookup must lie among its ids")
         lookup.stored, lookup.divided = stored.memory, divided
+        lookup.ids_count = lookup.row_splits[bags] - lookup.row_splits[0]
         self.lookups = <Lookup*>with_room(self.lookups, self.count, sizeof(Lookup))
         self.lookups[self.count] = lookup
         self.held += stored, ids__n, row_splits, weights__n, divisors__b, out__bd
@@ -125,9 +127,9 @@ cdef inline bint look_up_bags(const Lookup* lookup, const index_t* ids, value_t*
     if divisors != NULL:
         divisors += first
     return reduce_rows(stored.table, stored.rows * size, size, stored.kind, ids,
-                       <uint64_t>stored.rows, lookup.row_splits + first, last - first, dim,
-                       <const value_t*>lookup.weights, divisors, lookup.divided,
-                       out + first * dim, asking)
+                       <uint64_t>stored.rows, lookup.row_splits + first, last - first,
+                       lookup.ids_count, dim, <const value_t*>lookup.weights, divisors,
+                       lookup.divided, out + first * dim, asking)
 
 
 cdef inline Py_ssize_t size_of(int64_t kind) noexcept nogil:

@@ -25,6 +25,7 @@ cdef extern from "columns.h" nogil:
         ASK_PARTS "SC_ASK_PARTS"
         ASK_CACHED "SC_ASK_CACHED"
         FAR "SC_FAR"
+        SECOND_OF_AMD "SC_SECOND"
     void ask_for_row "sc_ask_for_row"(const void* row, Py_ssize_t size)
     void ask_for_row_near "sc_ask_for_row_near"(const void* row, Py_ssize_t size)
     void ask_for_update "sc_ask_for_update"(const void* row, Py_ssize_t size)
@@ -71,6 +72,7 @@ cdef enum:
     LINE = 64           # bytes in a cache line
     NARROW_ROW = 128    # bytes
     WIDE_ROW = 512
+    THIRD = 1 << 24     # bytes of a table of which the third cache holds most
 
 ctypedef fused row_t:           # what a table can hold
     float32_t
@@ -149,14 +151,18 @@ cdef inline bint sum_so(const row_t* table, Py_ssize_t stride, Py_ssize_t dim, c
                                         last, all_come, ask, weights__n, out__bd)
 
 
-cdef inline int ask_by_lines(Py_ssize_t row_bytes, bint parts, bint cached) noexcept nogil:
+cdef inline int ask_by_lines(Py_ssize_t row_bytes, bint parts, bint second,
+                             bint cached) noexcept nogil:
     """Return how rows are asked for line by line: narrow ones far ahead and near, wide ones far twice.
 
-    Wide ones of which most are in a cache are asked for as suits processors with these vectors;
-    those that are summed in parts near only, by each part for itself.
+    Those that are summed in parts near only, by each part for itself. If they are in the second cache,
+    whole ones near only, too, and very wide ones not at all: processors run ahead of a sum as far.
+    Wide ones of which most are in some cache are asked for as suits processors with these vectors.
     """
     if parts:
         return ASK_NEAR | ASK_PARTS
+    if second:
+        return 0 if row_bytes > WIDE_ROW else ASK_NEAR
     if row_bytes <= NARROW_ROW:
         return ASK_FAR | ASK_NEAR
     return ASK_CACHED if cached else ASK_FAR | ASK_AGAIN

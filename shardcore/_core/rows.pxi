@@ -53,6 +53,8 @@ cdef enum:
     BAGS = 32           # that are summed by one call, see `combine_bags`
     STRETCHES = 8       # of consecutive occurrences, see `come_back`
     STRETCH = 256
+    OFTEN = 8           # times that each row of a small table is read by a lookup, from which on others
+                        # find it in a cache
     FEW = 1 << 13       # rows of which the second cache may have most
     UNSAMPLED = 1 << 14     # occurrences that a sample of them costs too much
     SEEN_BITS = 15
@@ -136,24 +138,31 @@ cdef inline void narrow_stochastic(const value_t* values, Py_ssize_t count, uint
 
 # --- prefetch ----------------------------------------------------------------------------------
 
-cdef inline int rows_to_ask_for(const index_t* ids__n, Py_ssize_t n, Py_ssize_t row_bytes,
-                                Py_ssize_t item_bytes, bint parts, Py_ssize_t table_bytes,
-                                int asking) noexcept nogil:
+cdef inline int rows_to_ask_for(const index_t* ids__n, Py_ssize_t n, Py_ssize_t of,
+                                Py_ssize_t row_bytes, Py_ssize_t item_bytes, bint parts,
+                                Py_ssize_t table_bytes, int asking) noexcept nogil:
     """Return how sums of `n` rows ask for those that come: bits as in ``columns.h``, or none.
 
-    `asking`: as suits the processor. Into the first cache: all rows, of few half as far ahead. By
-    lines and by pairs: see `ask_by_lines` and `ask_by_pairs`; by pairs, rows of a small table are
-    in some cache: they are asked for for the first at once, wider ones near only. Where that cache is
-    the second, rows of whole lines are not asked for at all: to ask for a line takes as long as to
-    read it, and as long as to add it up, but of short floats. Of few rows no sample is taken, as it would take longer than it saves. Ids come back
-    where a tenth of a sample has, or, by pairs, a third: between the two, most rows come from memory
-    there.
+    They are a share of a lookup of `of` rows. `asking`: as suits the processor. Into the first cache:
+    all rows, of few half as far ahead. By lines and by pairs: see `ask_by_lines` and `ask_by_pairs`.
+    By lines, rows of a small table are in a cache where the lookup has OFTEN ids for each. By pairs,
+    they always are: they are asked for for the first cache at once, wider ones near only. Where they
+    are in the second, those of whole lines are not asked for at all: to ask for a line takes as long
+    as to read it, and as long as to add it up, but of short floats. Of few rows no sample is taken,
+    as it would take longer than it saves, nor of those that are wide: even if ids come back, lines of
+    many come from memory. Ids come back where a tenth of a sample has, or, by pairs, a
+    third: between the two, most rows come from memory there.
     """
+    cdef bint stays
     if asking == INTO_FIRST:
         return ASK_FIRST | ASK_SOON if n <= FEW else ASK_FIRST
     if asking == BY_LINES:
-        return ask_by_lines(row_bytes, parts, not parts and row_bytes > NARROW_ROW
-                            and n > UNSAMPLED and come_back(ids__n, n, 10))
+        stays = 0 <= OFTEN * table_bytes <= of * row_bytes
+        return ask_by_lines(row_bytes, parts, stays and table_bytes <= SECOND_OF_AMD,
+                            not parts and row_bytes > NARROW_ROW
+                            and (stays and table_bytes <= THIRD
+                                 or row_bytes < WIDE_ROW and n > UNSAMPLED
+                                 and come_back(ids__n, n, 10)))
     if n > STRETCH and 0 <= table_bytes <= SECOND and item_bytes >= 4 and row_bytes > LINE:
         return 0 if row_bytes % LINE == 0 else ASK_NEAR
     if n > STRETCH and 0 <= table_bytes <= CACHED:
@@ -198,6 +207,7 @@ def segment_reduce(const uint8_t[:, ::1] table__rd, int kind, const index_t[::1]
     which another thread writes. O(n·d).
     """
     cdef const void* table = &table__rd[0, 0] if table__rd.shape[0] and table__rd.shape[1] else NULL
+    cdef Py_ssize_t of = row_splits[row_splits.shape[0] - 1] - row_splits[0]
     cdef bint right = row_splits[row_splits.shape[0] - 1] <= ids__n.shape[0]
     if not right or out__bd.shape[0] == 0 or out__bd.shape[1] == 0:
         return right
@@ -207,7 +217,8 @@ def segment_reduce(const uint8_t[:, ::1] table__rd, int kind, const index_t[::1]
     with nogil:
         right = reduce_rows(table, table__rd.shape[0] * table__rd.shape[1], table__rd.shape[1], kind,
                             ids, <uint64_t>table__rd.shape[0], &row_splits[0], out__bd.shape[0],
-                            out__bd.shape[1], weights, divisors, divided, &out__bd[0, 0], asking)
+                            of, out__bd.shape[1], weights, divisors, divided, &out__bd[0, 0],
+                            asking)
     return right
 
 
@@ -225,7 +236,7 @@ def segment_reduce_at(const int64_t[::1] addresses__n, int kind, const int64_t[:
     cdef const value_t* divisors = start_of(divisors__b)
     with nogil:
         reduce_rows(NULL, UNKNOWN, 1, kind, addresses, ANY, &row_splits[0], out__bd.shape[0],
-                    out__bd.shape[1], weights, divisors, BY_GIVEN, &out__bd[0, 0], asking)
+                    UNKNOWN, out__bd.shape[1], weights, divisors, BY_GIVEN, &out__bd[0, 0], asking)
 
 
 cdef inline const value_t* start_of(const value_t[::1] values__n):
@@ -238,32 +249,32 @@ cdef inline const value_t* start_of(const value_t[::1] values__n):
 
 cdef inline bint reduce_rows(const void* table, Py_ssize_t table_bytes, Py_ssize_t stride, int kind,
                              const index_t* ids__n, uint64_t limit, const int64_t* row_splits,
-                             Py_ssize_t bags, Py_ssize_t dim, const value_t* weights,
+                             Py_ssize_t bags, Py_ssize_t of, Py_ssize_t dim, const value_t* weights,
                              const value_t* divisors, int divided, value_t* out__bd,
                              int asking) noexcept nogil:
-    """Choose the body for the type of the rows."""
+    """Choose the body for the type of the rows; the bags are a share of a lookup of `of` ids."""
     if value_t is float64_t:
         return _segment_reduce(<const float64_t*>table, table_bytes, stride, dim, ids__n, limit,
-                               row_splits, bags, weights, divisors, divided, out__bd, asking)
+                               row_splits, bags, of, weights, divisors, divided, out__bd, asking)
     elif kind == HALF:
         return _segment_reduce(<const half_t*>table, table_bytes, stride, dim, ids__n, limit,
-                               row_splits, bags, weights, divisors, divided, out__bd, asking)
+                               row_splits, bags, of, weights, divisors, divided, out__bd, asking)
     elif kind == BFLOAT:
         return _segment_reduce(<const bfloat_t*>table, table_bytes, stride, dim, ids__n, limit,
-                               row_splits, bags, weights, divisors, divided, out__bd, asking)
+                               row_splits, bags, of, weights, divisors, divided, out__bd, asking)
     else:
         return _segment_reduce(<const float32_t*>table, table_bytes, stride, dim, ids__n, limit,
-                               row_splits, bags, weights, divisors, divided, out__bd, asking)
+                               row_splits, bags, of, weights, divisors, divided, out__bd, asking)
 
 
 cdef bint _segment_reduce(const row_t* table, Py_ssize_t table_bytes, Py_ssize_t stride,
                           Py_ssize_t dim, const index_t* ids__n, uint64_t limit,
-                          const int64_t* row_splits, Py_ssize_t bags, const value_t* weights__n,
-                          const value_t* divisors__b, int divided, value_t* out__bd,
-                          int asking) noexcept nogil:
+                          const int64_t* row_splits, Py_ssize_t bags, Py_ssize_t of,
+                          const value_t* weights__n, const value_t* divisors__b, int divided,
+                          value_t* out__bd, int asking) noexcept nogil:
     cdef Py_ssize_t first = row_splits[0], last = row_splits[bags]
-    cdef int ask = rows_to_ask_for(ids__n + first, last - first, dim * sizeof(row_t), sizeof(row_t),
-                                   in_parts(dim, sizeof(value_t)), table_bytes, asking)
+    cdef int ask = rows_to_ask_for(ids__n + first, last - first, of, dim * sizeof(row_t),
+                                   sizeof(row_t), in_parts(dim, sizeof(value_t)), table_bytes, asking)
     return combine_bags(table, stride, dim, ids__n, limit, row_splits, bags, ask, weights__n,
                         divisors__b, divided, out__bd)
 

@@ -255,6 +255,8 @@ SUM_OF_WHOLE_ROWS(VECTOR_OF(sc_few_), few)
     WHOLE_ASKED_SO(VECTORS, width, before, count, first, SC_ASK_FIRST | (ask & SC_ASK_END), NULL)  \
     WHOLE_ASKED_SO(VECTORS, width, before, count, twice,                                           \
                    SC_ASK_FAR | SC_ASK_NEAR | (ask & SC_ASK_END), NULL)                            \
+    WHOLE_ASKED_SO(VECTORS, width, before, count, again,                                           \
+                   SC_ASK_FAR | SC_ASK_AGAIN | (ask & SC_ASK_END), NULL)                           \
     WHOLE_ASKED_SO(VECTORS, width, before, count, any, ask, weights)
 WHOLE(few, SC_FEW, 0, 1)
 WHOLE(few, SC_FEW, 1, 2)
@@ -313,8 +315,10 @@ ASKED_IN_ANY_WAY(256, 256)
 ASKED_IN_ANY_WAY(other, dim)
 #undef ASKED_IN_ANY_WAY
 
-/* Rows of some dims, for some ways of asking, if all come that are asked for. (Rows of 128 floats take a tenth
-   longer so: without tests in between, their lines are asked for in closer succession.) */
+/* Rows of some dims, for some ways of asking, if all come that are asked for. (Asked for far ahead, once, rows of
+   128 floats take a tenth longer so: without tests in between, their lines are asked for in closer succession.
+   AMD's drop some of these, and more or fewer of them by where the tests of a loop happen to lie: so the ways that
+   these ask in have bodies without.) */
 #define ASKED_SO(columns, way, how)                                                                \
     BODY(columns##_##way) {                                                                        \
         (void)dim, (void)all_come, (void)ask;                                                      \
@@ -323,6 +327,7 @@ ASKED_IN_ANY_WAY(other, dim)
 #define MOST_WAYS(columns)                                                                         \
     ASKED_SO(columns, twice, SC_ASK_FAR | SC_ASK_NEAR)                                             \
     ASKED_SO(columns, half, SC_ASK_FAR | SC_ASK_NEAR | SC_ASK_HALF)                                \
+    ASKED_SO(columns, near, SC_ASK_NEAR)                                                           \
     ASKED_SO(columns, first, SC_ASK_FIRST)                                                         \
     ASKED_SO(columns, none, 0)
 MOST_WAYS(1)
@@ -331,6 +336,9 @@ MOST_WAYS(3)
 MOST_WAYS(16)
 MOST_WAYS(32)
 MOST_WAYS(64)
+ASKED_SO(64, again, SC_ASK_FAR | SC_ASK_AGAIN)
+ASKED_SO(128, again, SC_ASK_FAR | SC_ASK_AGAIN)
+ASKED_SO(256, again, SC_ASK_FAR | SC_ASK_AGAIN)
 ASKED_SO(256, far, SC_ASK_FAR)
 #undef MOST_WAYS
 #undef ASKED_SO
@@ -348,6 +356,8 @@ static int NAME(sc_sum_)(GIVEN) {
         SUM_SO(columns##_none)                                                                     \
     if (all_come && ask == (SC_ASK_FAR | SC_ASK_NEAR | SC_ASK_HALF))                               \
         SUM_SO(columns##_half)                                                                     \
+    if (all_come && ask == SC_ASK_NEAR)                                                            \
+        SUM_SO(columns##_near)                                                                     \
     if (all_come && (columns) * sizeof(ROW) <= SC_SHORT_ROW) {                                     \
         if (ask == (SC_ASK_FAR | SC_ASK_NEAR))                                                     \
             SUM_SO(columns##_twice)                                                                \
@@ -364,6 +374,8 @@ static int NAME(sc_sum_)(GIVEN) {
         SUM_SO(whole_##VECTORS##_##count##_first)                                                  \
     if (weights == NULL && way == (SC_ASK_FAR | SC_ASK_NEAR))                                      \
         SUM_SO(whole_##VECTORS##_##count##_twice)                                                  \
+    if (weights == NULL && way == (SC_ASK_FAR | SC_ASK_AGAIN))                                     \
+        SUM_SO(whole_##VECTORS##_##count##_again)                                                  \
     SUM_SO(whole_##VECTORS##_##count##_any)
 #if LOADS_VECTORS
     const int way = ask & ~SC_ASK_END;
@@ -380,10 +392,16 @@ static int NAME(sc_sum_)(GIVEN) {
     case 32:
         SUM_IN_WAYS(32)
     case 64:
+        if (all_come && ask == (SC_ASK_FAR | SC_ASK_AGAIN))
+            SUM_SO(64_again)
         SUM_IN_WAYS(64)
     case 128:
+        if (all_come && ask == (SC_ASK_FAR | SC_ASK_AGAIN))
+            SUM_SO(128_again)
         SUM_SO(128)
     case 256:
+        if (all_come && ask == (SC_ASK_FAR | SC_ASK_AGAIN))
+            SUM_SO(256_again)
         if (all_come && ask == SC_ASK_FAR)
             SUM_SO(256_far)
         SUM_SO(256)

@@ -109,21 +109,26 @@ def test_combined_rows_equal_their_twin(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("asking", ASKING)
+@pytest.mark.parametrize("count", [30, 50])
 def test_rows_of_every_width_are_combined(
     dtype: str,
     weighted: bool,
     asking: str,
+    count: int,
     assert_same: Same,
     frozen: Freeze,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of finite numbers, so that every column counts; into memory with borders, which stay."""
+    """Of finite numbers, so that every column counts; into memory with borders, which stay.
+
+    270 ids name each of 30 rows often enough for these to be taken for cached, each of 50 not.
+    """
     monkeypatch.setattr(module, "PACE", PACE._replace(asking=ASKING[asking]))
     rng = np.random.default_rng(0)
     splits = np.array([0, 3, 3, 40, 270])  # after the last but one come more than are asked for
-    ids = rng.integers(0, 50, splits[-1])
+    ids = rng.integers(0, count, splits[-1])
     for dim in (*range(1, 150), 192, 255, 256, 257, 276, 320, 384, 448, 511, 512, 516, 517, 700):
-        rows = frozen(rng.standard_normal((50, dim)).astype(as_dtype(dtype)))
+        rows = frozen(rng.standard_normal((count, dim)).astype(as_dtype(dtype)))
         value = working_dtype(rows.dtype)
         weights = rng.standard_normal(ids.size).astype(value) if weighted else None
         with_borders = np.full((6, dim), 7, value)
