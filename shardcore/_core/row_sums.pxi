@@ -155,9 +155,9 @@ cdef inline int ask_by_lines(Py_ssize_t row_bytes, bint parts, bint second,
                              bint cached) noexcept nogil:
     """Return how rows are asked for line by line: narrow ones far ahead and near, wide ones far twice.
 
-    Those that are summed in parts near only, by each part for itself. If they are in the second cache,
-    whole ones near only, too, and very wide ones not at all: processors run ahead of a sum as far.
-    Wide ones of which most are in some cache are asked for as suits processors with these vectors.
+    Those that are summed in parts are asked for near only, by each part for itself. Of rows in the
+    `second` cache, which comes soon, others are, too, and very wide ones not at all. Wide ones of
+    which most are in some cache are asked for as suits processors with these vectors.
     """
     if parts:
         return ASK_NEAR | ASK_PARTS
