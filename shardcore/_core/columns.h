@@ -31,8 +31,14 @@
 #define SC_WHOLE_ROW SC_WIDE
 #endif
 
-/* The most vectors in which rows of any dim are summed whole. */
+/* The most vectors in which rows of any dim are summed whole; and those that the last columns have of rows that are
+   summed in parts, where that many are: as many as AVX2 has registers, if columns are added as they lie. */
 #define SC_MOST_VECTORS 8
+#if defined(__AVX2__) && !defined(__AVX512F__)
+#define SC_LAST_VECTORS 16
+#else
+#define SC_LAST_VECTORS SC_MOST_VECTORS
+#endif
 
 /* The fewest columns that are summed at a time, and bytes in a cache line. */
 #define SC_FEW 4

@@ -22,6 +22,7 @@ from shardcore.store.segment_reduce import (
     divisors,
     occurrence_gains,
     reciprocals,
+    reduce_bags,
     reduce_bags_at,
     row_dots,
     segment_reduce,
@@ -124,10 +125,11 @@ def test_rows_of_every_width_are_combined(
     270 ids name each of 30 rows often enough for these to be taken for cached, each of 50 not.
     """
     monkeypatch.setattr(module, "PACE", PACE._replace(asking=ASKING[asking]))
+    monkeypatch.setattr(threads, "_num_threads", 1)  # else wide rows go another way
     rng = np.random.default_rng(0)
     splits = np.array([0, 3, 3, 40, 270])  # after the last but one come more than are asked for
     ids = rng.integers(0, count, splits[-1])
-    for dim in (*range(1, 150), 192, 255, 256, 257, 276, 320, 384, 448, 511, 512, 516, 517, 700):
+    for dim in (*range(1, 193), 255, 256, 257, 276, 320, 384, 448, 511, 512, 516, 517, 700):
         rows = frozen(rng.standard_normal((count, dim)).astype(as_dtype(dtype)))
         value = working_dtype(rows.dtype)
         weights = rng.standard_normal(ids.size).astype(value) if weighted else None
@@ -135,6 +137,33 @@ def test_rows_of_every_width_are_combined(
         segment_reduce(rows, ids, splits, weights, out=with_borders[1:5])
         assert_same(with_borders[1:5], reference.segment_reduce(rows, ids, splits, weights))
         assert (with_borders[[0, 5]] == 7).all(), dim
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("asking", ASKING)
+@pytest.mark.parametrize("index", [np.int32, np.int64])
+def test_an_id_outside_is_refused_at_every_width(
+    dtype: str, weighted: bool, asking: str, index: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever it is: bodies that sum many rows at a time test each by themselves.
+
+    Memory goes on after the table: a body that does not test takes a row from there.
+    """
+    monkeypatch.setattr(module, "PACE", PACE._replace(asking=ASKING[asking]))
+    monkeypatch.setattr(threads, "_num_threads", 1)
+    splits = np.array([0, 3, 3, 40, 270])
+    ids = np.random.default_rng(0).integers(0, 30, splits[-1]).astype(index)
+    for dim in (*range(1, 193), 255, 256, 257, 276, 320, 512, 516):
+        rows = np.ones((31, dim), np.float32).astype(as_dtype(dtype))[:30]
+        value = working_dtype(rows.dtype)
+        weights = np.ones(ids.size, value) if weighted else None
+        out = np.empty((4, dim), value)
+        assert reduce_bags(rows, ids, splits, weights, None, out)
+        for at in (0, 20, 39, 130, 269):
+            wrong = ids.copy()
+            wrong[at] = 30
+            assert not reduce_bags(rows, wrong, splits, weights, None, out), (dim, at)
 
 
 @pytest.mark.parametrize("dim", [2, 12, 16, 32, 48, 64, 100, 128, 130, 256, 300])
