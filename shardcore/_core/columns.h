@@ -80,11 +80,12 @@
 #define SC_ASK_CACHED (SC_ASK_FAR | SC_ASK_AGAIN)
 #endif
 
-/* Bytes of the second caches of AMD's processors that have these vectors. */
+/* Bytes of small tables, whose rows are asked for by lines near only: with AVX-512 those that the second cache
+   holds, else of the third as well. */
 #if defined(__AVX512F__)
-#define SC_SECOND (1 << 20)
+#define SC_SMALL_TABLE (1 << 20)
 #else
-#define SC_SECOND (1 << 19)
+#define SC_SMALL_TABLE (1 << 22)
 #endif
 
 /* Bytes of rows whose sums take no longer than tests of how to ask. */

@@ -25,7 +25,7 @@ cdef extern from "columns.h" nogil:
         ASK_PARTS "SC_ASK_PARTS"
         ASK_CACHED "SC_ASK_CACHED"
         FAR "SC_FAR"
-        SECOND_OF_AMD "SC_SECOND"
+        SMALL_TABLE "SC_SMALL_TABLE"
     void ask_for_row "sc_ask_for_row"(const void* row, Py_ssize_t size)
     void ask_for_row_near "sc_ask_for_row_near"(const void* row, Py_ssize_t size)
     void ask_for_update "sc_ask_for_update"(const void* row, Py_ssize_t size)
@@ -151,17 +151,17 @@ cdef inline bint sum_so(const row_t* table, Py_ssize_t stride, Py_ssize_t dim, c
                                         last, all_come, ask, weights__n, out__bd)
 
 
-cdef inline int ask_by_lines(Py_ssize_t row_bytes, bint parts, bint second,
+cdef inline int ask_by_lines(Py_ssize_t row_bytes, bint parts, bint small,
                              bint cached) noexcept nogil:
     """Return how rows are asked for line by line: narrow ones far ahead and near, wide ones far twice.
 
-    Those that are summed in parts are asked for near only, by each part for itself. Of rows in the
-    `second` cache, which comes soon, others are, too, and very wide ones not at all. Wide ones of
-    which most are in some cache are asked for as suits processors with these vectors.
+    Those that are summed in parts are asked for near only, by each part for itself. Of a `small` table,
+    whose rows come soon, others are, too, and very wide ones not at all. Wide ones of which most are
+    in some cache are asked for as suits processors with these vectors.
     """
     if parts:
         return ASK_NEAR | ASK_PARTS
-    if second:
+    if small:
         return 0 if row_bytes > WIDE_ROW else ASK_NEAR
     if row_bytes <= NARROW_ROW:
         return ASK_FAR | ASK_NEAR

@@ -158,7 +158,7 @@ cdef inline int rows_to_ask_for(const index_t* ids__n, Py_ssize_t n, Py_ssize_t 
         return ASK_FIRST | ASK_SOON if n <= FEW else ASK_FIRST
     if asking == BY_LINES:
         stays = 0 <= OFTEN * table_bytes <= of * row_bytes
-        return ask_by_lines(row_bytes, parts, stays and table_bytes <= SECOND_OF_AMD,
+        return ask_by_lines(row_bytes, parts, stays and table_bytes <= SMALL_TABLE,
                             not parts and row_bytes > NARROW_ROW
                             and (stays and table_bytes <= THIRD
                                  or row_bytes < WIDE_ROW and n > UNSAMPLED
