@@ -45,8 +45,9 @@
 #define SC_LINE 64
 
 /* Occurrences between asking for a row and using it: from memory, for the second-level cache, far ahead;
-   from there, for the first, near. Or from memory for the first at once, as far ahead as has room there, or
-   half as far: of few rows the second cache may have most. `ask` of a sum has a bit for each, one for every
+   from there, for the first, near, without AVX-512 not quite so near if near only and not in parts: Zen 3's third
+   cache takes longer. Or from memory for the first at once, as far ahead as has room there, or half as far: of few
+   rows the second cache may have most. `ask` of a sum has a bit for each, one for every
    other line, far ahead, where processors read the other half of a pair by themselves, one for rows that do
    not begin where cache lines do, which end in one line more, one for a second request, for the same
    cache, where processors drop some of those that come close together; of two, the first comes later; one
@@ -54,6 +55,11 @@
    to be asked for is past the last. */
 #define SC_FAR 64
 #define SC_NEAR 16
+#if defined(__AVX2__) && !defined(__AVX512F__)
+#define SC_NEAR_ONLY 24
+#else
+#define SC_NEAR_ONLY SC_NEAR
+#endif
 #define SC_TWICE 32
 #define SC_AGAIN 16
 #define SC_FIRST(ask, row_bytes)                                                                   \
@@ -62,7 +68,8 @@
     ((ask) & SC_ASK_FIRST   ? SC_FIRST(ask, row_bytes)                                             \
      : (ask) & SC_ASK_AGAIN ? SC_TWICE                                                             \
      : (ask) & SC_ASK_FAR   ? SC_FAR                                                               \
-                            : SC_NEAR)
+                            : SC_NEAR_AHEAD(ask))
+#define SC_NEAR_AHEAD(ask) ((ask) & (SC_ASK_FAR | SC_ASK_PARTS) ? SC_NEAR : SC_NEAR_ONLY)
 #define SC_ASK_FAR 1
 #define SC_ASK_NEAR 2
 #define SC_ASK_FIRST 4
@@ -78,14 +85,6 @@
 #define SC_ASK_CACHED (SC_ASK_FAR | SC_ASK_NEAR)
 #else
 #define SC_ASK_CACHED (SC_ASK_FAR | SC_ASK_AGAIN)
-#endif
-
-/* Bytes of small tables, whose rows are asked for by lines near only: with AVX-512 those that the second cache
-   holds, else of the third as well. */
-#if defined(__AVX512F__)
-#define SC_SMALL_TABLE (1 << 20)
-#else
-#define SC_SMALL_TABLE (1 << 22)
 #endif
 
 /* Bytes of rows whose sums take no longer than tests of how to ask. */

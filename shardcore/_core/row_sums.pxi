@@ -25,7 +25,6 @@ cdef extern from "columns.h" nogil:
         ASK_PARTS "SC_ASK_PARTS"
         ASK_CACHED "SC_ASK_CACHED"
         FAR "SC_FAR"
-        SMALL_TABLE "SC_SMALL_TABLE"
     void ask_for_row "sc_ask_for_row"(const void* row, Py_ssize_t size)
     void ask_for_row_near "sc_ask_for_row_near"(const void* row, Py_ssize_t size)
     void ask_for_update "sc_ask_for_update"(const void* row, Py_ssize_t size)
@@ -72,6 +71,7 @@ cdef enum:
     LINE = 64           # bytes in a cache line
     NARROW_ROW = 128    # bytes
     WIDE_ROW = 512
+    SMALL_TABLE = 1 << 20   # bytes of a table of which the second cache holds most, or half
     THIRD = 1 << 24     # bytes of a table of which the third cache holds most
 
 ctypedef fused row_t:           # what a table can hold

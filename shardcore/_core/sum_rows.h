@@ -63,7 +63,7 @@ SC_INLINE void NAME(sc_ask_)(const void *table, ptrdiff_t stride, ptrdiff_t dim,
     if ((ask & SC_ASK_AGAIN) && (all_come || at + SC_AGAIN < last)) {
         ASK_FOR_LINES(SC_PREFETCH_READ, SC_AGAIN, SC_LINE)
     }
-    const ptrdiff_t near = ask & SC_ASK_FIRST ? SC_FIRST(ask, size) : SC_NEAR;
+    const ptrdiff_t near = ask & SC_ASK_FIRST ? SC_FIRST(ask, size) : SC_NEAR_AHEAD(ask);
     if ((ask & (SC_ASK_NEAR | SC_ASK_FIRST)) && (all_come || at + near < last)) {
         ASK_FOR_LINES(SC_PREFETCH_NEAR, near, SC_LINE)
     }
@@ -208,7 +208,8 @@ SC_INLINE void NAME(sc_ask_whole_)(const void *table, ptrdiff_t stride, ptrdiff_
         const ptrdiff_t width = sizeof(VECTOR) / sizeof(NUMBER), most = count * width;             \
         const ptrdiff_t item = sizeof(ROW), ending = dim - width;                                  \
         const ptrdiff_t far = ask & SC_ASK_AGAIN ? SC_TWICE : SC_FAR;                              \
-        const ptrdiff_t near = ask & SC_ASK_FIRST ? SC_FIRST(ask, dim * item) : SC_NEAR;           \
+        const ptrdiff_t near =                                                                     \
+            ask & SC_ASK_FIRST ? SC_FIRST(ask, dim * item) : SC_NEAR_AHEAD(ask);                   \
         ptrdiff_t i = splits[0];                                                                   \
         (void)last, (void)all_come;                                                                \
         for (ptrdiff_t b = 0; b < bags; b++, out += dim) {                                         \
@@ -276,7 +277,8 @@ WHOLE(vectors, LONG, 6, 8)
    are one part, of as many vectors: in ever fewer columns at a time rows of 100 floats take half as long again. (With
    weights, which need registers too, they do not.) */
 #define LAST_COLUMNS(count)                                                                        \
-    WHOLE_ASKED_SO(vectors, LONG, (count) - 1, count, part, SC_ASK_NEAR | (ask & SC_ASK_END), NULL)
+    WHOLE_ASKED_SO(vectors, LONG, (count) - 1, count, part,                                        \
+                   SC_ASK_NEAR | SC_ASK_PARTS | (ask & SC_ASK_END), NULL)
 LAST_COLUMNS(8)
 LAST_COLUMNS(9)
 LAST_COLUMNS(10)
@@ -347,8 +349,8 @@ BODY(in_parts) {
                 for (ptrdiff_t b = 0; b < bags; b++)                                               \
                     if (!NAME(sc_sum_columns_)(table, stride, columns, ids, limit, splits[b],      \
                                                splits[b + 1], last,                                \
-                                               SC_ASK_NEAR | SC_ASK_ALL | end, NULL, 0,            \
-                                               SC_WHOLE_ROW, out + b * (columns)))                 \
+                                               SC_ASK_NEAR | SC_ASK_PARTS | SC_ASK_ALL | end, NULL, \
+                                               0, SC_WHOLE_ROW, out + b * (columns)))              \
                         return 0;                                                                  \
                 return 1;                                                                          \
             }                                                                                      \
