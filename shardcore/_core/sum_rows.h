@@ -273,21 +273,14 @@ WHOLE(vectors, LONG, 6, 8)
 
 #if SC_LAST_VECTORS > SC_MOST_VECTORS
 
-/* Rows that are asked for in parts, without weights. The last columns, more than half as many as registers hold,
+/* Rows that are asked for in parts, without weights. The last columns, at least half as many as registers hold,
    are one part, of as many vectors: in ever fewer columns at a time rows of 100 floats take half as long again. (With
    weights, which need registers too, they do not.) */
+#define EACH_COUNT(DO) DO(8) DO(9) DO(10) DO(11) DO(12) DO(13) DO(14) DO(15) DO(16)
 #define LAST_COLUMNS(count)                                                                        \
     WHOLE_ASKED_SO(vectors, LONG, (count) - 1, count, part,                                        \
                    SC_ASK_NEAR | SC_ASK_PARTS | (ask & SC_ASK_END), NULL)
-LAST_COLUMNS(8)
-LAST_COLUMNS(9)
-LAST_COLUMNS(10)
-LAST_COLUMNS(11)
-LAST_COLUMNS(12)
-LAST_COLUMNS(13)
-LAST_COLUMNS(14)
-LAST_COLUMNS(15)
-LAST_COLUMNS(16)
+EACH_COUNT(LAST_COLUMNS)
 #undef LAST_COLUMNS
 
 BODY(in_parts) {
@@ -308,17 +301,10 @@ BODY(in_parts) {
             from, stride, dim - column, ids, limit, splits, 1, last, 1, ask, NULL, out + column);  \
         break;
         switch ((dim - column + LONG - 1) / LONG) {
-            LAST_COLUMNS(8)
-            LAST_COLUMNS(9)
-            LAST_COLUMNS(10)
-            LAST_COLUMNS(11)
-            LAST_COLUMNS(12)
-            LAST_COLUMNS(13)
-            LAST_COLUMNS(14)
-            LAST_COLUMNS(15)
-            LAST_COLUMNS(16)
+            EACH_COUNT(LAST_COLUMNS)
         }
 #undef LAST_COLUMNS
+#undef EACH_COUNT
         if (!all_known)
             return 0;
     }
