@@ -45,9 +45,9 @@
 #define SC_LINE 64
 
 /* Occurrences between asking for a row and using it: from memory, for the second-level cache, far ahead;
-   from there, for the first, near, without AVX-512 not quite so near if near only and not in parts: Zen 3's third
-   cache takes longer. Or from memory for the first at once, as far ahead as has room there, or half as far: of few
-   rows the second cache may have most. `ask` of a sum has a bit for each, one for every
+   from there, for the first, near, and without AVX-512 a little farther where that is the only request and rows are not
+   asked for in parts, as Zen 3 was fastest. Or from memory for the first at once, as far ahead as has room there, or
+   half as far: of few rows the second cache may have most. `ask` of a sum has a bit for each, one for every
    other line, far ahead, where processors read the other half of a pair by themselves, one for rows that do
    not begin where cache lines do, which end in one line more, one for a second request, for the same
    cache, where processors drop some of those that come close together; of two, the first comes later; one
