@@ -31,14 +31,10 @@
 #define SC_WHOLE_ROW SC_WIDE
 #endif
 
-/* The most vectors in which rows of any dim are summed whole; and those that the last columns have of rows that are
-   summed in parts, where that many are: as many as AVX2 has registers, if columns are added as they lie. */
+/* The most vectors in which rows of any dim are summed whole; and whether those of more are summed in parts of as
+   many, so that the last part is never larger. */
 #define SC_MOST_VECTORS 8
-#if defined(__AVX2__) && !defined(__AVX512F__)
-#define SC_LAST_VECTORS 16
-#else
-#define SC_LAST_VECTORS SC_MOST_VECTORS
-#endif
+#define SC_PARTS_OF_VECTORS (SC_WIDE * 4 == SC_MOST_VECTORS * SC_VECTOR)
 
 /* The fewest columns that are summed at a time, and bytes in a cache line. */
 #define SC_FEW 4

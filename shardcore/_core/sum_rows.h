@@ -214,7 +214,7 @@ SC_INLINE void NAME(sc_ask_whole_)(const void *table, ptrdiff_t stride, ptrdiff_
         (void)last, (void)all_come;                                                                \
         for (ptrdiff_t b = 0; b < bags; b++, out += dim) {                                         \
             const ptrdiff_t hi = splits[b + 1];                                                    \
-            VECTOR totals[SC_LAST_VECTORS];                                                        \
+            VECTOR totals[SC_MOST_VECTORS];                                                        \
             SC_UNROLL for (ptrdiff_t v = 0; v < count; v++)                                        \
                 totals[v] = (VECTOR){0};                                                           \
             for (; i < hi; i++) {                                                                  \
@@ -271,34 +271,33 @@ WHOLE(vectors, LONG, 4, 6)
 WHOLE(vectors, LONG, 6, 8)
 #undef WHOLE
 
-#if SC_LAST_VECTORS > SC_MOST_VECTORS
+#if SC_PARTS_OF_VECTORS
 
-/* Rows that are asked for in parts, without weights. The last columns, at least half as many as registers hold,
-   are one part, of as many vectors: in ever fewer columns at a time rows take 1.1 to 1.85 times as long. (With
-   weights, which need registers too, they do not.) */
-#define EACH_COUNT(DO) DO(8) DO(9) DO(10) DO(11) DO(12) DO(13) DO(14) DO(15) DO(16)
+/* Rows that are asked for in parts. Columns after the last whole part are one, of as many vectors as they need: in ever
+   fewer columns at a time rows take up to 1.8 times as long; together with that part up to 1.5, out of the third cache. */
+#define EACH_COUNT(DO) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7) DO(8)
 #define LAST_COLUMNS(count)                                                                        \
     WHOLE_ASKED_SO(vectors, LONG, (count) - 1, count, part,                                        \
-                   SC_ASK_NEAR | SC_ASK_PARTS | (ask & SC_ASK_END), NULL)
+                   SC_ASK_NEAR | SC_ASK_PARTS | (ask & SC_ASK_END), weights)
 EACH_COUNT(LAST_COLUMNS)
 #undef LAST_COLUMNS
 
 BODY(in_parts) {
-    const ptrdiff_t width = SC_WIDE * sizeof(float) / sizeof(NUMBER);
-    (void)all_come, (void)weights;
+    const ptrdiff_t width = SC_MOST_VECTORS * LONG;
+    (void)all_come;
     for (ptrdiff_t b = 0; b < bags; b++, splits++, out += dim) {
         ptrdiff_t column = 0;
-        int all_known = 0;
-        for (; column + 2 * width <= dim; column += width)
+        int all_known = 1;
+        for (; column + width <= dim; column += width)
             if (!NAME(sc_sum_columns_)(table, stride, dim, ids, limit, splits[0], splits[1], last,
-                                       SC_ASK_NEAR | SC_ASK_PARTS | SC_ASK_ALL, NULL, column, width,
-                                       out))
+                                       SC_ASK_NEAR | SC_ASK_PARTS | SC_ASK_ALL, weights, column,
+                                       width, out))
                 return 0;
         const void *const from = NAME(sc_row_of_)(table, sizeof(ROW), (INDEX)column);
 #define LAST_COLUMNS(count)                                                                        \
     case count:                                                                                    \
         all_known = NAME(sc_sum_whole_vectors_##count##_part_)(                                    \
-            from, stride, dim - column, ids, limit, splits, 1, last, 1, ask, NULL, out + column);  \
+            from, stride, dim - column, ids, limit, splits, 1, last, 1, ask, weights, out + column); \
         break;
         switch ((dim - column + LONG - 1) / LONG) {
             EACH_COUNT(LAST_COLUMNS)
@@ -478,8 +477,8 @@ static int NAME(sc_sum_)(GIVEN) {
         case 8:
             SUM_WHOLE(vectors, 8)
         }
-#if SC_LAST_VECTORS > SC_MOST_VECTORS
-    if (all_come && dim > SC_MOST_VECTORS * LONG && weights == NULL && (ask & SC_ASK_PARTS))
+#if SC_PARTS_OF_VECTORS
+    if (SC_IN_PARTS(dim, sizeof(NUMBER)) && all_come && (ask & SC_ASK_PARTS))
         SUM_SO(in_parts)
 #endif
 #endif
