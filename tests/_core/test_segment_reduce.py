@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -164,6 +166,30 @@ def test_an_id_outside_is_refused_at_every_width(
             wrong = ids.copy()
             wrong[at] = 30
             assert not reduce_bags(rows, wrong, splits, weights, None, out), (dim, at)
+
+
+@pytest.mark.parametrize("dim", [100, 300])
+def test_an_id_that_leaves_the_table_between_two_parts_of_a_row_is_refused(
+    dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each part of a row reads the ids: no sum is called done of which one part is missing."""
+    monkeypatch.setattr(threads, "_num_threads", 1)
+    rows = np.random.default_rng(0).integers(-9, 9, (1000, dim)).astype(np.float32)
+    ids = np.random.default_rng(1).integers(0, 1000, 1 << 18)
+    splits = np.array([0, ids.size - 200, ids.size])  # the last rows of all go another way
+    sums = np.add.reduceat(rows[ids], splits[:-1])  # whole numbers: they are exact
+    begun = time.perf_counter()
+    assert reduce_bags(rows, ids, splits, None, None, np.empty_like(sums))
+    taken = time.perf_counter() - begun
+    first = ids[0]
+    for when in np.linspace(0, 1, 33):
+        out = np.full_like(sums, np.nan)
+        ids[0] = first
+        other = threading.Timer(when * taken, ids.__setitem__, (0, 1000))
+        other.start()
+        done = reduce_bags(rows, ids, splits, None, None, out)
+        other.join()
+        assert not done or (out == sums).all(), when
 
 
 @pytest.mark.parametrize("dim", [2, 12, 16, 32, 48, 64, 100, 128, 130, 256, 300])
