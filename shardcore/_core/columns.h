@@ -36,8 +36,9 @@
 #define SC_MOST_VECTORS 8
 #define SC_PARTS_OF_VECTORS (SC_WIDE * 4 == SC_MOST_VECTORS * SC_VECTOR)
 
-/* The fewest columns that are summed at a time, and bytes in a cache line. */
+/* The fewest columns that are summed at a time, the most of rows of which two bags are, and bytes in a cache line. */
 #define SC_FEW 4
+#define SC_NARROW 8
 #define SC_LINE 64
 
 /* Occurrences between asking for a row and using it: from memory, for the second-level cache, far ahead;
@@ -64,7 +65,8 @@
     ((ask) & SC_ASK_FIRST   ? SC_FIRST(ask, row_bytes)                                             \
      : (ask) & SC_ASK_AGAIN ? SC_TWICE                                                             \
      : (ask) & SC_ASK_FAR   ? SC_FAR                                                               \
-                            : SC_NEAR_AHEAD(ask))
+     : (ask) & SC_ASK_NEAR  ? SC_NEAR_AHEAD(ask)                                                   \
+                            : 0)
 #define SC_NEAR_AHEAD(ask) ((ask) & (SC_ASK_FAR | SC_ASK_PARTS) ? SC_NEAR : SC_NEAR_ONLY)
 #define SC_ASK_FAR 1
 #define SC_ASK_NEAR 2
@@ -197,7 +199,11 @@ SC_INLINE void sc_sum_few_floats(const float *rows, ptrdiff_t dim, const int32_t
 
 SC_INLINE float sc_one_of_floats(float value) { return value; }
 SC_INLINE double sc_one_of_doubles(double value) { return value; }
+#if defined(__F16C__)
+SC_INLINE float sc_one_of_halves(sc_half value) { return _cvtsh_ss(value.bits); }
+#else
 SC_INLINE float sc_one_of_halves(sc_half value) { return sc_from_half(value); }
+#endif
 SC_INLINE float sc_one_of_bfloats(sc_bfloat value) { return sc_from_bfloat(value); }
 
 /* Rows of short floats: converted in registers where there are instructions for it. */

@@ -71,6 +71,7 @@ cdef enum:
     LINE = 64           # bytes in a cache line
     NARROW_ROW = 128    # bytes
     WIDE_ROW = 512
+    NEAR_TABLE = 1 << 18    # bytes of a table that the second cache holds, whatever else there is
     SMALL_TABLE = 1 << 20   # bytes of a table of which the second cache holds most, or half
     THIRD = 1 << 24     # bytes of a table of which the third cache holds most
 

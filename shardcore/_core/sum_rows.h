@@ -110,15 +110,21 @@ SC_INLINE int NAME(sc_sum_narrow_)(const void *table, ptrdiff_t stride, ptrdiff_
                                    const INDEX *ids, uint64_t limit, ptrdiff_t lo, ptrdiff_t hi,
                                    ptrdiff_t last, int ask, const NUMBER *weights, NUMBER *out) {
     NUMBER totals[SC_FEW] = {0};
-    for (ptrdiff_t i = lo; i < hi; i++) {
-        const INDEX id = NAME(sc_id_at_)(ids, i);
-        NAME(sc_ask_)(table, stride, dim, ids, i, last, ask, 0, dim);
-        if ((uint64_t)(int64_t)id >= limit)
-            return 0;
-        const ROW *row = NAME(sc_row_of_)(table, stride, id);
-        for (ptrdiff_t c = 0; c < dim; c++)
-            totals[c] += weights == NULL ? ONE(row[c]) : weights[i] * ONE(row[c]);
+#define SUM_NARROW(WEIGHT_TIMES)                                                                   \
+    for (ptrdiff_t i = lo; i < hi; i++) {                                                          \
+        const INDEX id = NAME(sc_id_at_)(ids, i);                                                  \
+        NAME(sc_ask_)(table, stride, dim, ids, i, last, ask, 0, dim);                              \
+        if ((uint64_t)(int64_t)id >= limit)                                                        \
+            return 0;                                                                              \
+        const ROW *row = NAME(sc_row_of_)(table, stride, id);                                      \
+        for (ptrdiff_t c = 0; c < dim; c++)                                                        \
+            totals[c] += WEIGHT_TIMES ONE(row[c]);                                                 \
     }
+    if (weights == NULL)
+        SUM_NARROW()
+    else
+        SUM_NARROW(weights[i] *)
+#undef SUM_NARROW
     for (ptrdiff_t c = 0; c < dim; c++)
         out[c] = totals[c];
     return 1;
@@ -155,6 +161,48 @@ SC_INLINE int NAME(sc_sum_parts_)(const void *table, ptrdiff_t stride, ptrdiff_t
     return 1;
 #undef SUM_IF_THERE_ARE
 #undef SUM_COLUMNS
+}
+
+/* Sum all columns, which the compiler knows, at most SC_NARROW, of two bags at a time, asking for none: each sum of so
+   few waits for the one before it, but not for the other bag's. */
+SC_INLINE int NAME(sc_sum_two_bags_)(const void *table, ptrdiff_t stride, ptrdiff_t columns,
+                                     const INDEX *ids, uint64_t limit, const int64_t *splits,
+                                     ptrdiff_t bags, const NUMBER *weights, NUMBER *out) {
+#define ADD_ROW(totals, at)                                                                        \
+    {                                                                                              \
+        const INDEX id = NAME(sc_id_at_)(ids, at);                                                 \
+        if ((uint64_t)(int64_t)id >= limit)                                                        \
+            return 0;                                                                              \
+        const ROW *row = NAME(sc_row_of_)(table, stride, id);                                      \
+        if (columns < SC_FEW)                                                                      \
+            for (ptrdiff_t c = 0; c < columns; c++)                                                \
+                totals[c] += weights == NULL ? ONE(row[c]) : weights[at] * ONE(row[c]);            \
+        else if (weights == NULL)                                                                  \
+            ADD(totals, row, columns);                                                             \
+        else                                                                                       \
+            ADD_TIMES(totals, row, weights[at], columns);                                          \
+    }
+    for (; bags > 1; bags -= 2, splits += 2, out += 2 * columns) {
+        NUMBER first[SC_NARROW] = {0}, second[SC_NARROW] = {0};
+        const ptrdiff_t middle = splits[1], end = splits[2];
+        ptrdiff_t i = splits[0], j = middle;
+        const ptrdiff_t both = middle - i < end - j ? middle : i + end - j;
+        for (; i < both; i++, j++) {
+            ADD_ROW(first, i)
+            ADD_ROW(second, j)
+        }
+        for (; i < middle; i++)
+            ADD_ROW(first, i)
+        for (; j < end; j++)
+            ADD_ROW(second, j)
+        for (ptrdiff_t c = 0; c < columns; c++) {
+            out[c] = first[c];
+            out[columns + c] = second[c];
+        }
+    }
+#undef ADD_ROW
+    return bags == 0 || NAME(sc_sum_parts_)(table, stride, columns, ids, limit, splits[0], splits[1],
+                                            splits[1], 0, weights, out);
 }
 
 /* What each of the bodies below is given: bags [splits[b], splits[b + 1]) of ids, whose sums it writes to out (bags,
@@ -360,30 +408,47 @@ ASKED_IN_ANY_WAY(other, dim)
 /* Rows of some dims, for some ways of asking, if all come that are asked for. (Asked for far ahead, once, rows of
    128 floats take a tenth longer so: without tests in between, their lines are asked for in closer succession.
    AMD's drop some of these, and more or fewer of them by where the tests of a loop happen to lie: so the ways that
-   these ask in have bodies without.) */
+   these ask in have bodies without.) Rows of 3 columns end in one line more here and there, wherever they begin. */
+#define ENDS(columns) ((columns) == 3 ? SC_ASK_END : 0)
 #define ASKED_SO(columns, way, how)                                                                \
     BODY(columns##_##way) {                                                                        \
         (void)dim, (void)all_come, (void)ask;                                                      \
-        SUM_BAGS_IN_PARTS(columns, (how) | SC_ASK_ALL)                                             \
+        SUM_BAGS_IN_PARTS(columns, (how) | ENDS(columns) | SC_ASK_ALL)                             \
     }
 #define MOST_WAYS(columns)                                                                         \
     ASKED_SO(columns, twice, SC_ASK_FAR | SC_ASK_NEAR)                                             \
     ASKED_SO(columns, half, SC_ASK_FAR | SC_ASK_NEAR | SC_ASK_HALF)                                \
     ASKED_SO(columns, near, SC_ASK_NEAR)                                                           \
-    ASKED_SO(columns, first, SC_ASK_FIRST)                                                         \
-    ASKED_SO(columns, none, 0)
+    ASKED_SO(columns, first, SC_ASK_FIRST)
 MOST_WAYS(1)
 MOST_WAYS(2)
 MOST_WAYS(3)
 MOST_WAYS(16)
 MOST_WAYS(32)
 MOST_WAYS(64)
+ASKED_SO(16, none, 0)
+ASKED_SO(32, none, 0)
+ASKED_SO(64, none, 0)
 ASKED_SO(64, again, SC_ASK_FAR | SC_ASK_AGAIN)
 ASKED_SO(128, again, SC_ASK_FAR | SC_ASK_AGAIN)
 ASKED_SO(256, again, SC_ASK_FAR | SC_ASK_AGAIN)
 ASKED_SO(256, far, SC_ASK_FAR)
 #undef MOST_WAYS
 #undef ASKED_SO
+#define TWO_BAGS(columns)                                                                          \
+    BODY(columns##_none) {                                                                         \
+        (void)dim, (void)last, (void)all_come, (void)ask;                                          \
+        return weights == NULL ? NAME(sc_sum_two_bags_)(table, stride, columns, ids, limit, splits, \
+                                                        bags, NULL, out)                           \
+                               : NAME(sc_sum_two_bags_)(table, stride, columns, ids, limit, splits, \
+                                                        bags, weights, out);                       \
+    }
+TWO_BAGS(1)
+TWO_BAGS(2)
+TWO_BAGS(3)
+TWO_BAGS(4)
+TWO_BAGS(8)
+#undef TWO_BAGS
 #undef SUM_BAGS_IN_PARTS
 
 /* Write the (weighted) sums of rows ids[splits[b]:splits[b + 1]], in that order, to out (bags, dim), and return
@@ -396,14 +461,14 @@ static int NAME(sc_sum_)(GIVEN) {
 #define SUM_IN_WAYS(columns)                                                                       \
     if (all_come && ask == 0)                                                                      \
         SUM_SO(columns##_none)                                                                     \
-    if (all_come && ask == (SC_ASK_FAR | SC_ASK_NEAR | SC_ASK_HALF))                               \
+    if (all_come && ask == (SC_ASK_FAR | SC_ASK_NEAR | SC_ASK_HALF | ENDS(columns)))               \
         SUM_SO(columns##_half)                                                                     \
-    if (all_come && ask == SC_ASK_NEAR)                                                            \
+    if (all_come && ask == (SC_ASK_NEAR | ENDS(columns)))                                          \
         SUM_SO(columns##_near)                                                                     \
     if (all_come && (columns) * sizeof(ROW) <= SC_SHORT_ROW) {                                     \
-        if (ask == (SC_ASK_FAR | SC_ASK_NEAR))                                                     \
+        if (ask == (SC_ASK_FAR | SC_ASK_NEAR | ENDS(columns)))                                     \
             SUM_SO(columns##_twice)                                                                \
-        if (ask == SC_ASK_FIRST)                                                                   \
+        if (ask == (SC_ASK_FIRST | ENDS(columns)))                                                 \
             SUM_SO(columns##_first)                                                                \
     }                                                                                              \
     SUM_SO(columns)
@@ -429,6 +494,14 @@ static int NAME(sc_sum_)(GIVEN) {
         SUM_IN_WAYS(2)
     case 3:
         SUM_IN_WAYS(3)
+    case 4:
+        if (ask == 0)
+            SUM_SO(4_none)
+        break;
+    case 8:
+        if (ask == 0)
+            SUM_SO(8_none)
+        break;
     case 16:
         SUM_IN_WAYS(16)
     case 32:
@@ -485,6 +558,7 @@ static int NAME(sc_sum_)(GIVEN) {
     SUM_SO(other)
 #undef SUM_WHOLE
 #undef SUM_IN_WAYS
+#undef ENDS
 }
 #undef SUM_SO
 #undef BODY

@@ -129,16 +129,16 @@ def test_rows_of_every_width_are_combined(
     monkeypatch.setattr(module, "PACE", PACE._replace(asking=ASKING[asking]))
     monkeypatch.setattr(threads, "_num_threads", 1)  # else wide rows go another way
     rng = np.random.default_rng(0)
-    splits = np.array([0, 3, 3, 40, 270])  # after the last but one come more than are asked for
+    splits = np.array([0, 3, 3, 40, 90, 270])  # after the last but one come more than are asked for
     ids = rng.integers(0, count, splits[-1])
     for dim in (*range(1, 193), 255, 256, 257, 276, 320, 384, 448, 511, 512, 516, 517, 700):
         rows = frozen(rng.standard_normal((count, dim)).astype(as_dtype(dtype)))
         value = working_dtype(rows.dtype)
         weights = rng.standard_normal(ids.size).astype(value) if weighted else None
-        with_borders = np.full((6, dim), 7, value)
-        segment_reduce(rows, ids, splits, weights, out=with_borders[1:5])
-        assert_same(with_borders[1:5], reference.segment_reduce(rows, ids, splits, weights))
-        assert (with_borders[[0, 5]] == 7).all(), dim
+        with_borders = np.full((7, dim), 7, value)
+        segment_reduce(rows, ids, splits, weights, out=with_borders[1:6])
+        assert_same(with_borders[1:6], reference.segment_reduce(rows, ids, splits, weights))
+        assert (with_borders[[0, 6]] == 7).all(), dim
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -162,7 +162,7 @@ def test_an_id_outside_is_refused_at_every_width(
         weights = np.ones(ids.size, value) if weighted else None
         out = np.empty((4, dim), value)
         assert reduce_bags(rows, ids, splits, weights, None, out)
-        for at in (0, 20, 39, 130, 269):
+        for at in (0, 20, 39, 50, 130, 269):
             wrong = ids.copy()
             wrong[at] = 30
             assert not reduce_bags(rows, wrong, splits, weights, None, out), (dim, at)
