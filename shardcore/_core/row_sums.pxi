@@ -71,7 +71,9 @@ cdef enum:
     LINE = 64           # bytes in a cache line
     NARROW_ROW = 128    # bytes
     WIDE_ROW = 512
+    NEARER_TABLE = 1 << 16  # bytes of a table, half of which the first cache holds
     NEAR_TABLE = 1 << 18    # bytes of a table that the second cache holds, whatever else there is
+    FEW_ROWS = 1 << 9       # wide rows, of a table that is small, too
     SMALL_TABLE = 1 << 20   # bytes of a table of which the second cache holds most, or half
     THIRD = 1 << 24     # bytes of a table of which the third cache holds most
 
@@ -152,18 +154,32 @@ cdef inline bint sum_so(const row_t* table, Py_ssize_t stride, Py_ssize_t dim, c
                                         last, all_come, ask, weights__n, out__bd)
 
 
+cdef inline bint come_unasked(Py_ssize_t row_bytes, Py_ssize_t item_bytes,
+                              Py_ssize_t table_bytes) noexcept nogil:
+    """Return whether rows of a table that stays in a cache come as soon if they are not asked for.
+
+    To ask for a line takes as long as to read it. Narrow rows do from the second cache, wide ones where
+    there are few of them, unless of short floats, others only where the first cache holds half of them.
+    """
+    if row_bytes <= NARROW_ROW:
+        return table_bytes <= NEAR_TABLE
+    if row_bytes > WIDE_ROW and item_bytes >= 4:
+        return table_bytes <= FEW_ROWS * row_bytes and table_bytes <= SMALL_TABLE
+    return table_bytes <= NEARER_TABLE
+
+
 cdef inline int ask_by_lines(Py_ssize_t row_bytes, bint parts, bint small,
                              bint cached) noexcept nogil:
     """Return how rows are asked for line by line: narrow ones far ahead and near, wide ones far twice.
 
     Those that are summed in parts are asked for near only, by each part for itself. Of a `small` table,
-    whose rows come soon, others are, too, and very wide ones not at all. Wide ones of which most are
-    in some cache are asked for as suits processors with these vectors.
+    whose rows come soon, others are, too. Wide ones of which most are in some cache are asked for as
+    suits processors with these vectors.
     """
     if parts:
         return ASK_NEAR | ASK_PARTS
     if small:
-        return 0 if row_bytes > WIDE_ROW else ASK_NEAR
+        return ASK_NEAR
     if row_bytes <= NARROW_ROW:
         return ASK_FAR | ASK_NEAR
     return ASK_CACHED if cached else ASK_FAR | ASK_AGAIN

@@ -145,11 +145,11 @@ cdef inline int rows_to_ask_for(const index_t* ids__n, Py_ssize_t n, Py_ssize_t 
 
     They are a share of a lookup of `of` rows. `asking`: as suits the processor. Into the first cache:
     all rows, of few half as far ahead. By lines and by pairs: see `ask_by_lines` and `ask_by_pairs`.
-    By lines, rows of a small table are in a cache where the lookup has OFTEN ids for each, or each line
-    of narrow ones, which are not asked for where they are in the second. By pairs, they always are: they
-    are asked for for the first cache at once, wider ones near only. Where they are in the second, those
-    of whole lines are not asked for at all: to ask for a line takes as long as to read it, and as long
-    as to add it up, but of short floats. Of few rows no sample is taken, as it would take longer than
+    By lines, rows of a small table are in a cache where the lookup has OFTEN ids for each, or for each
+    line of narrow ones: see `come_unasked`. By pairs, they always are: they are asked for for the first
+    cache at once, wider ones near only. Where they are in the second, those of whole lines are not asked
+    for at all: to ask for a line takes as long as to read it, and as long as to add it up, but of short
+    floats. Of few rows no sample is taken, as it would take longer than
     it saves, nor of those that are wide: even if ids come back, lines of many come from memory. Ids come
     back where a tenth of a sample has, or, by pairs, a third: between the two, most rows come from
     memory there.
@@ -159,7 +159,7 @@ cdef inline int rows_to_ask_for(const index_t* ids__n, Py_ssize_t n, Py_ssize_t 
         return ASK_FIRST | ASK_SOON if n <= FEW else ASK_FIRST
     if asking == BY_LINES:
         stays = 0 <= OFTEN * table_bytes <= of * max(row_bytes, <Py_ssize_t>LINE)
-        if stays and row_bytes <= NARROW_ROW and table_bytes <= NEAR_TABLE:
+        if stays and come_unasked(row_bytes, item_bytes, table_bytes):
             return 0
         return ask_by_lines(row_bytes, parts, stays and table_bytes <= SMALL_TABLE,
                             not parts and row_bytes > NARROW_ROW

@@ -291,7 +291,7 @@ SUM_OF_WHOLE_ROWS(VECTOR_OF(sc_few_), few)
 #undef SUM_OF_WHOLE_ROWS
 
 /* Functions of their own, which have the registers for themselves: of (count before, count] vectors, for bags after
-   which all rows come that are to be asked for, for some ways of asking without weights, and for any. */
+   which all rows come that are to be asked for, for some ways of asking without weights or with them, and for any. */
 #define WHOLE_ASKED_SO(VECTORS, width, before, count, way, how, factors)                           \
     BODY(whole_##VECTORS##_##count##_##way) {                                                      \
         (void)weights;                                                                             \
@@ -306,6 +306,9 @@ SUM_OF_WHOLE_ROWS(VECTOR_OF(sc_few_), few)
                    SC_ASK_FAR | SC_ASK_NEAR | (ask & SC_ASK_END), NULL)                            \
     WHOLE_ASKED_SO(VECTORS, width, before, count, again,                                           \
                    SC_ASK_FAR | SC_ASK_AGAIN | (ask & SC_ASK_END), NULL)                           \
+    WHOLE_ASKED_SO(VECTORS, width, before, count, none_weighted, 0, weights)                       \
+    WHOLE_ASKED_SO(VECTORS, width, before, count, near_weighted, SC_ASK_NEAR | (ask & SC_ASK_END), \
+                   weights)                                                                        \
     WHOLE_ASKED_SO(VECTORS, width, before, count, any, ask, weights)
 WHOLE(few, SC_FEW, 0, 1)
 WHOLE(few, SC_FEW, 1, 2)
@@ -319,10 +322,61 @@ WHOLE(vectors, LONG, 4, 6)
 WHOLE(vectors, LONG, 6, 8)
 #undef WHOLE
 
+/* Choose the body by the count of vectors that hold a row, and by the way of asking. */
+#define SUM_WHOLE(VECTORS, count)                                                                  \
+    if (weights == NULL && way == 0)                                                               \
+        SUM_SO(whole_##VECTORS##_##count##_none)                                                   \
+    if (weights == NULL && way == SC_ASK_NEAR)                                                     \
+        SUM_SO(whole_##VECTORS##_##count##_near)                                                   \
+    if (weights == NULL && way == SC_ASK_FIRST)                                                    \
+        SUM_SO(whole_##VECTORS##_##count##_first)                                                  \
+    if (weights == NULL && way == (SC_ASK_FAR | SC_ASK_NEAR))                                      \
+        SUM_SO(whole_##VECTORS##_##count##_twice)                                                  \
+    if (weights == NULL && way == (SC_ASK_FAR | SC_ASK_AGAIN))                                     \
+        SUM_SO(whole_##VECTORS##_##count##_again)                                                  \
+    if (weights != NULL && way == 0)                                                               \
+        SUM_SO(whole_##VECTORS##_##count##_none_weighted)                                          \
+    if (weights != NULL && way == SC_ASK_NEAR)                                                     \
+        SUM_SO(whole_##VECTORS##_##count##_near_weighted)                                          \
+    SUM_SO(whole_##VECTORS##_##count##_any)
+BODY(in_few) {
+    const int way = ask & ~SC_ASK_END;
+    switch ((dim + SC_FEW - 1) / SC_FEW) {
+    case 1:
+        SUM_WHOLE(few, 1)
+    case 2:
+        SUM_WHOLE(few, 2)
+    case 3:
+        SUM_WHOLE(few, 3)
+    default:
+        SUM_WHOLE(few, 4)
+    }
+}
+BODY(in_vectors) {
+    const int way = ask & ~SC_ASK_END;
+    switch ((dim + LONG - 1) / LONG) {
+    case 1:
+        SUM_WHOLE(vectors, 1)
+    case 2:
+        SUM_WHOLE(vectors, 2)
+    case 3:
+        SUM_WHOLE(vectors, 3)
+    case 4:
+        SUM_WHOLE(vectors, 4)
+    case 5:
+    case 6:
+        SUM_WHOLE(vectors, 6)
+    default:
+        SUM_WHOLE(vectors, 8)
+    }
+}
+#undef SUM_WHOLE
+
 #if SC_PARTS_OF_VECTORS
 
-/* Rows that are asked for in parts. Columns after the last whole part are one, of as many vectors as they need: in ever
-   fewer columns at a time rows take up to 1.8 times as long; together with that part up to 1.5, out of the third cache. */
+/* Rows that are summed in parts, each of which asks for its own columns, or for none. Columns after the last whole part
+   are one, of as many vectors as they need: in ever fewer columns at a time rows take up to 1.8 times as long; together
+   with that part up to 1.5, out of the third cache. */
 #define EACH_COUNT(DO) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7) DO(8)
 #define LAST_COLUMNS(count)                                                                        \
     WHOLE_ASKED_SO(vectors, LONG, (count) - 1, count, part,                                        \
@@ -333,29 +387,37 @@ EACH_COUNT(LAST_COLUMNS)
 BODY(in_parts) {
     const ptrdiff_t width = SC_MOST_VECTORS * LONG;
     (void)all_come;
+#define SUM_PART(how)                                                                              \
+    NAME(sc_sum_columns_)(table, stride, dim, ids, limit, splits[0], splits[1], last,              \
+                          (how) | SC_ASK_PARTS | SC_ASK_ALL, weights, column, width, out)
+#define SUM_LAST(name)                                                                             \
+    NAME(sc_sum_##name##_)(from, stride, dim - column, ids, limit, splits, 1, last, 1, ask,        \
+                           weights, out + column)
+#define LAST_COLUMNS(count)                                                                        \
+    case count:                                                                                    \
+        all_known = SUM_LAST(whole_vectors_##count##_part);                                        \
+        break;
     for (ptrdiff_t b = 0; b < bags; b++, splits++, out += dim) {
         ptrdiff_t column = 0;
         int all_known = 1;
         for (; column + width <= dim; column += width)
-            if (!NAME(sc_sum_columns_)(table, stride, dim, ids, limit, splits[0], splits[1], last,
-                                       SC_ASK_NEAR | SC_ASK_PARTS | SC_ASK_ALL, weights, column,
-                                       width, out))
+            if (!(ask & SC_ASK_NEAR ? SUM_PART(SC_ASK_NEAR) : SUM_PART(0)))
                 return 0;
         const void *const from = NAME(sc_row_of_)(table, sizeof(ROW), (INDEX)column);
-#define LAST_COLUMNS(count)                                                                        \
-    case count:                                                                                    \
-        all_known = NAME(sc_sum_whole_vectors_##count##_part_)(                                    \
-            from, stride, dim - column, ids, limit, splits, 1, last, 1, ask, weights, out + column); \
-        break;
-        switch ((dim - column + LONG - 1) / LONG) {
-            EACH_COUNT(LAST_COLUMNS)
-        }
-#undef LAST_COLUMNS
-#undef EACH_COUNT
+        if (!(ask & SC_ASK_NEAR))
+            all_known = column == dim || SUM_LAST(in_vectors);
+        else
+            switch ((dim - column + LONG - 1) / LONG) {
+                EACH_COUNT(LAST_COLUMNS)
+            }
         if (!all_known)
             return 0;
     }
     return 1;
+#undef LAST_COLUMNS
+#undef EACH_COUNT
+#undef SUM_LAST
+#undef SUM_PART
 }
 
 #endif
@@ -388,6 +450,9 @@ BODY(in_parts) {
                 return 1;                                                                          \
             }                                                                                      \
             SUM_BAGS_IN_PARTS(columns, SC_ASK_NEAR | SC_ASK_PARTS | SC_ASK_ALL | end)              \
+        }                                                                                          \
+        if (SC_IN_PARTS(columns, sizeof(NUMBER)) && ask == 0) {                                    \
+            SUM_BAGS_IN_PARTS(columns, 0)                                                          \
         }                                                                                          \
         if (!SC_IN_PARTS(columns, sizeof(NUMBER)) && (ask & SC_ASK_AGAIN)) {                       \
             SUM_BAGS_IN_PARTS(columns, SC_ASK_FAR | SC_ASK_AGAIN | end)                            \
@@ -472,21 +537,6 @@ static int NAME(sc_sum_)(GIVEN) {
             SUM_SO(columns##_first)                                                                \
     }                                                                                              \
     SUM_SO(columns)
-#define SUM_WHOLE(VECTORS, count)                                                                  \
-    if (weights == NULL && way == 0)                                                               \
-        SUM_SO(whole_##VECTORS##_##count##_none)                                                   \
-    if (weights == NULL && way == SC_ASK_NEAR)                                                     \
-        SUM_SO(whole_##VECTORS##_##count##_near)                                                   \
-    if (weights == NULL && way == SC_ASK_FIRST)                                                    \
-        SUM_SO(whole_##VECTORS##_##count##_first)                                                  \
-    if (weights == NULL && way == (SC_ASK_FAR | SC_ASK_NEAR))                                      \
-        SUM_SO(whole_##VECTORS##_##count##_twice)                                                  \
-    if (weights == NULL && way == (SC_ASK_FAR | SC_ASK_AGAIN))                                     \
-        SUM_SO(whole_##VECTORS##_##count##_again)                                                  \
-    SUM_SO(whole_##VECTORS##_##count##_any)
-#if LOADS_VECTORS
-    const int way = ask & ~SC_ASK_END;
-#endif
     switch (dim) {
     case 1:
         SUM_IN_WAYS(1)
@@ -523,40 +573,15 @@ static int NAME(sc_sum_)(GIVEN) {
     }
 #if LOADS_VECTORS
     if (all_come && dim >= SC_FEW && dim < LONG)
-        switch ((dim + SC_FEW - 1) / SC_FEW) {
-        case 1:
-            SUM_WHOLE(few, 1)
-        case 2:
-            SUM_WHOLE(few, 2)
-        case 3:
-            SUM_WHOLE(few, 3)
-        case 4:
-            SUM_WHOLE(few, 4)
-        }
-    if (all_come && dim >= LONG)
-        switch ((dim + LONG - 1) / LONG) {
-        case 1:
-            SUM_WHOLE(vectors, 1)
-        case 2:
-            SUM_WHOLE(vectors, 2)
-        case 3:
-            SUM_WHOLE(vectors, 3)
-        case 4:
-            SUM_WHOLE(vectors, 4)
-        case 5:
-        case 6:
-            SUM_WHOLE(vectors, 6)
-        case 7:
-        case 8:
-            SUM_WHOLE(vectors, 8)
-        }
+        SUM_SO(in_few)
+    if (all_come && dim >= LONG && dim <= SC_MOST_VECTORS * LONG)
+        SUM_SO(in_vectors)
 #if SC_PARTS_OF_VECTORS
-    if (SC_IN_PARTS(dim, sizeof(NUMBER)) && all_come && (ask & SC_ASK_PARTS))
+    if (SC_IN_PARTS(dim, sizeof(NUMBER)) && all_come && (ask == 0 || (ask & SC_ASK_PARTS)))
         SUM_SO(in_parts)
 #endif
 #endif
     SUM_SO(other)
-#undef SUM_WHOLE
 #undef SUM_IN_WAYS
 #undef ENDS
 }

@@ -109,29 +109,35 @@ def test_combined_rows_equal_their_twin(
     assert_same(out, ours)
 
 
+def rows_of(dim: int, often: bool) -> int:
+    """Return how many rows, or lines of short ones, 270 ids name eight times each; or more."""
+    return 30 if often else 50 + 1100 // dim
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("asking", ASKING)
-@pytest.mark.parametrize("count", [30, 50])
+@pytest.mark.parametrize("often", [True, False])
 def test_rows_of_every_width_are_combined(
     dtype: str,
     weighted: bool,
     asking: str,
-    count: int,
+    often: bool,
     assert_same: Same,
     frozen: Freeze,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of finite numbers, so that every column counts; into memory with borders, which stay.
 
-    270 ids name each of 30 rows often enough for these to be taken for cached, each of 50 not.
+    270 ids name each row often enough for all to be taken for cached, or not: see `rows_of`.
     """
     monkeypatch.setattr(module, "PACE", PACE._replace(asking=ASKING[asking]))
     monkeypatch.setattr(threads, "_num_threads", 1)  # else wide rows go another way
     rng = np.random.default_rng(0)
     splits = np.array([0, 3, 3, 40, 90, 270])  # after the last but one come more than are asked for
-    ids = rng.integers(0, count, splits[-1])
     for dim in (*range(1, 193), 255, 256, 257, 276, 320, 384, 448, 511, 512, 516, 517, 700):
+        count = rows_of(dim, often)
+        ids = rng.integers(0, count, splits[-1])
         rows = frozen(rng.standard_normal((count, dim)).astype(as_dtype(dtype)))
         value = working_dtype(rows.dtype)
         weights = rng.standard_normal(ids.size).astype(value) if weighted else None
@@ -144,9 +150,15 @@ def test_rows_of_every_width_are_combined(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("asking", ASKING)
+@pytest.mark.parametrize("often", [True, False])
 @pytest.mark.parametrize("index", [np.int32, np.int64])
 def test_an_id_outside_is_refused_at_every_width(
-    dtype: str, weighted: bool, asking: str, index: Any, monkeypatch: pytest.MonkeyPatch
+    dtype: str,
+    weighted: bool,
+    asking: str,
+    often: bool,
+    index: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Wherever it is: bodies that sum many rows at a time test each by themselves.
 
@@ -155,16 +167,18 @@ def test_an_id_outside_is_refused_at_every_width(
     monkeypatch.setattr(module, "PACE", PACE._replace(asking=ASKING[asking]))
     monkeypatch.setattr(threads, "_num_threads", 1)
     splits = np.array([0, 3, 3, 40, 270])
-    ids = np.random.default_rng(0).integers(0, 30, splits[-1]).astype(index)
+    rng = np.random.default_rng(0)
     for dim in (*range(1, 193), 255, 256, 257, 276, 320, 512, 516):
-        rows = np.ones((31, dim), np.float32).astype(as_dtype(dtype))[:30]
+        count = rows_of(dim, often)
+        ids = rng.integers(0, count, splits[-1]).astype(index)
+        rows = np.ones((count + 1, dim), np.float32).astype(as_dtype(dtype))[:count]
         value = working_dtype(rows.dtype)
         weights = np.ones(ids.size, value) if weighted else None
         out = np.empty((4, dim), value)
         assert reduce_bags(rows, ids, splits, weights, None, out)
         for at in (0, 20, 39, 50, 130, 269):
             wrong = ids.copy()
-            wrong[at] = 30
+            wrong[at] = count
             assert not reduce_bags(rows, wrong, splits, weights, None, out), (dim, at)
 
 
