@@ -49,7 +49,7 @@
    not begin where cache lines do, which end in one line more, one for a second request, for the same
    cache, where processors drop some of those that come close together; of two, the first comes later; one
    for rows that are asked for in parts; and one, set by bodies for one way of asking, for sums of which no row
-   to be asked for is past the last. */
+   to be asked for is past the last. Where no row is asked for, ids are, by SC_IDS_AHEAD bytes ahead. */
 #define SC_FAR 64
 #define SC_NEAR 16
 #if defined(__AVX2__) && !defined(__AVX512F__)
@@ -59,6 +59,7 @@
 #endif
 #define SC_TWICE 32
 #define SC_AGAIN 16
+#define SC_IDS_AHEAD 1024
 #define SC_FIRST(ask, row_bytes)                                                                   \
     (((row_bytes) <= 512 ? 64 : (row_bytes) <= 1024 ? 32 : 16) >> ((ask) & SC_ASK_SOON ? 1 : 0))
 #define SC_AHEAD(ask, row_bytes)                                                                   \

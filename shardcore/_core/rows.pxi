@@ -149,10 +149,9 @@ cdef inline int rows_to_ask_for(const index_t* ids__n, Py_ssize_t n, Py_ssize_t 
     line of narrow ones: see `come_unasked`. By pairs, they always are: they are asked for for the first
     cache at once, wider ones near only. Where they are in the second, those of whole lines are not asked
     for at all: to ask for a line takes as long as to read it, and as long as to add it up, but of short
-    floats. Of few rows no sample is taken, as it would take longer than
-    it saves, nor of those that are wide: even if ids come back, lines of many come from memory. Ids come
-    back where a tenth of a sample has, or, by pairs, a third: between the two, most rows come from
-    memory there.
+    floats. Of few rows no sample is taken, as it would take longer than it saves, nor of those that are
+    wide: even if ids come back, lines of many come from memory. Ids come back where a tenth of a sample
+    has, or, by pairs, a third: between the two, most rows come from memory there.
     """
     cdef bint stays
     if asking == INTO_FIRST:

@@ -75,6 +75,14 @@ SC_INLINE INDEX NAME(sc_id_at_)(const INDEX *ids, ptrdiff_t at) {
     return *(const volatile INDEX *)(ids + at);
 }
 
+/* Ask for as many of the ids that come as positions [lo, hi) have, if `ask` is for no rows: to ask for those reads ids
+   ahead. They are a caller's, and may be in no cache. */
+SC_INLINE void NAME(sc_ask_for_ids_)(const INDEX *ids, ptrdiff_t lo, ptrdiff_t hi, int ask) {
+    if (!(ask & (SC_ASK_FAR | SC_ASK_NEAR | SC_ASK_FIRST)))
+        for (; lo < hi; lo += SC_LINE / sizeof(INDEX))
+            SC_PREFETCH_READ((const void *)((size_t)(ids + lo) + SC_IDS_AHEAD));
+}
+
 /* Sum columns [column, column + width) of rows ids[lo:hi] into out[column:]; `ask`: which of the rows up
    to position `last` are asked for ahead. Return whether all ids are below `limit`; else no more is read. */
 SC_INLINE int NAME(sc_sum_columns_)(const void *table, ptrdiff_t stride, ptrdiff_t dim,
@@ -85,6 +93,8 @@ SC_INLINE int NAME(sc_sum_columns_)(const void *table, ptrdiff_t stride, ptrdiff
     const ptrdiff_t asked_width = ask & SC_ASK_PARTS ? width : dim;
     NUMBER totals[SC_WHOLE_ROW];
     CLEAR(totals, width);
+    if (column == 0)
+        NAME(sc_ask_for_ids_)(ids, lo, hi, ask);
     if (weights == NULL)
         for (ptrdiff_t i = lo; i < hi; i++) {
             const INDEX id = NAME(sc_id_at_)(ids, i);
@@ -187,6 +197,7 @@ SC_INLINE int NAME(sc_sum_two_bags_)(const void *table, ptrdiff_t stride, ptrdif
         const ptrdiff_t middle = splits[1], end = splits[2];
         ptrdiff_t i = splits[0], j = middle;
         const ptrdiff_t both = middle - i < end - j ? middle : i + end - j;
+        NAME(sc_ask_for_ids_)(ids, i, end, 0);
         for (; i < both; i++, j++) {
             ADD_ROW(first, i)
             ADD_ROW(second, j)
@@ -262,6 +273,7 @@ SC_INLINE void NAME(sc_ask_whole_)(const void *table, ptrdiff_t stride, ptrdiff_
         (void)last, (void)all_come;                                                                \
         for (ptrdiff_t b = 0; b < bags; b++, out += dim) {                                         \
             const ptrdiff_t hi = splits[b + 1];                                                    \
+            NAME(sc_ask_for_ids_)(ids, i, hi, ask);                                                \
             VECTOR totals[SC_MOST_VECTORS];                                                        \
             SC_UNROLL for (ptrdiff_t v = 0; v < count; v++)                                        \
                 totals[v] = (VECTOR){0};                                                           \
@@ -384,41 +396,40 @@ BODY(in_vectors) {
 EACH_COUNT(LAST_COLUMNS)
 #undef LAST_COLUMNS
 
-BODY(in_parts) {
-    const ptrdiff_t width = SC_MOST_VECTORS * LONG;
-    (void)all_come;
-#define SUM_PART(how)                                                                              \
-    NAME(sc_sum_columns_)(table, stride, dim, ids, limit, splits[0], splits[1], last,              \
-                          (how) | SC_ASK_PARTS | SC_ASK_ALL, weights, column, width, out)
-#define SUM_LAST(name)                                                                             \
-    NAME(sc_sum_##name##_)(from, stride, dim - column, ids, limit, splits, 1, last, 1, ask,        \
-                           weights, out + column)
+/* Sum all columns of each bag in parts that ask in one way, the last of them by SUM_LAST. */
+#define IN_PARTS(name, how, SUM_LAST)                                                              \
+    BODY(name) {                                                                                   \
+        const ptrdiff_t width = SC_MOST_VECTORS * LONG;                                            \
+        (void)all_come;                                                                            \
+        for (ptrdiff_t b = 0; b < bags; b++, splits++, out += dim) {                               \
+            ptrdiff_t column = 0;                                                                  \
+            int all_known = 1;                                                                     \
+            for (; column + width <= dim; column += width)                                         \
+                if (!NAME(sc_sum_columns_)(table, stride, dim, ids, limit, splits[0], splits[1],   \
+                                           last, (how) | SC_ASK_PARTS | SC_ASK_ALL, weights,       \
+                                           column, width, out))                                    \
+                    return 0;                                                                      \
+            const void *const from = NAME(sc_row_of_)(table, sizeof(ROW), (INDEX)column);          \
+            SUM_LAST                                                                               \
+            if (!all_known)                                                                        \
+                return 0;                                                                          \
+        }                                                                                          \
+        return 1;                                                                                  \
+    }
+#define LAST_SO(name)                                                                              \
+    all_known = NAME(sc_sum_##name##_)(from, stride, dim - column, ids, limit, splits, 1, last, 1, \
+                                       ask, weights, out + column);
 #define LAST_COLUMNS(count)                                                                        \
     case count:                                                                                    \
-        all_known = SUM_LAST(whole_vectors_##count##_part);                                        \
+        LAST_SO(whole_vectors_##count##_part)                                                      \
         break;
-    for (ptrdiff_t b = 0; b < bags; b++, splits++, out += dim) {
-        ptrdiff_t column = 0;
-        int all_known = 1;
-        for (; column + width <= dim; column += width)
-            if (!(ask & SC_ASK_NEAR ? SUM_PART(SC_ASK_NEAR) : SUM_PART(0)))
-                return 0;
-        const void *const from = NAME(sc_row_of_)(table, sizeof(ROW), (INDEX)column);
-        if (!(ask & SC_ASK_NEAR))
-            all_known = column == dim || SUM_LAST(in_vectors);
-        else
-            switch ((dim - column + LONG - 1) / LONG) {
-                EACH_COUNT(LAST_COLUMNS)
-            }
-        if (!all_known)
-            return 0;
-    }
-    return 1;
+IN_PARTS(in_parts_near, SC_ASK_NEAR,
+         switch ((dim - column + LONG - 1) / LONG) { EACH_COUNT(LAST_COLUMNS) })
+IN_PARTS(in_parts_none, 0, if (column < dim) LAST_SO(in_vectors))
+#undef IN_PARTS
+#undef LAST_SO
 #undef LAST_COLUMNS
 #undef EACH_COUNT
-#undef SUM_LAST
-#undef SUM_PART
-}
 
 #endif
 #undef WHOLE_ASKED_SO
@@ -577,8 +588,10 @@ static int NAME(sc_sum_)(GIVEN) {
     if (all_come && dim >= LONG && dim <= SC_MOST_VECTORS * LONG)
         SUM_SO(in_vectors)
 #if SC_PARTS_OF_VECTORS
-    if (SC_IN_PARTS(dim, sizeof(NUMBER)) && all_come && (ask == 0 || (ask & SC_ASK_PARTS)))
-        SUM_SO(in_parts)
+    if (SC_IN_PARTS(dim, sizeof(NUMBER)) && all_come && (ask & SC_ASK_PARTS))
+        SUM_SO(in_parts_near)
+    if (SC_IN_PARTS(dim, sizeof(NUMBER)) && ask == 0)
+        SUM_SO(in_parts_none)
 #endif
 #endif
     SUM_SO(other)
