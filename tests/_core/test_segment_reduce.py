@@ -182,14 +182,17 @@ def test_an_id_outside_is_refused_at_every_width(
             assert not reduce_bags(rows, wrong, splits, weights, None, out), (dim, at)
 
 
-@pytest.mark.parametrize("dim", [100, 300])
+@pytest.mark.parametrize(("dim", "count"), [(100, 1000), (300, 1000), (100, 100), (300, 300)])
 def test_an_id_that_leaves_the_table_between_two_parts_of_a_row_is_refused(
-    dim: int, monkeypatch: pytest.MonkeyPatch
+    dim: int, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each part of a row reads the ids: no sum is called done of which one part is missing."""
+    """Each part of a row reads the ids: no sum is called done of which one part is missing.
+
+    Parts that ask for rows and, of smaller tables, parts that do not.
+    """
     monkeypatch.setattr(threads, "_num_threads", 1)
-    rows = np.random.default_rng(0).integers(-9, 9, (1000, dim)).astype(np.float32)
-    ids = np.random.default_rng(1).integers(0, 1000, 1 << 18)
+    rows = np.random.default_rng(0).integers(-9, 9, (count, dim)).astype(np.float32)
+    ids = np.random.default_rng(1).integers(0, count, 1 << 18)
     splits = np.array([0, ids.size - 200, ids.size])  # the last rows of all go another way
     sums = np.add.reduceat(rows[ids], splits[:-1])  # whole numbers: they are exact
     begun = time.perf_counter()
@@ -199,7 +202,7 @@ def test_an_id_that_leaves_the_table_between_two_parts_of_a_row_is_refused(
     for when in np.linspace(0, 1, 33):
         out = np.full_like(sums, np.nan)
         ids[0] = first
-        other = threading.Timer(when * taken, ids.__setitem__, (0, 1000))
+        other = threading.Timer(when * taken, ids.__setitem__, (0, count))
         other.start()
         done = reduce_bags(rows, ids, splits, None, None, out)
         other.join()
