@@ -110,7 +110,7 @@ def test_combined_rows_equal_their_twin(
 
 
 def rows_of(dim: int, often: bool) -> int:
-    """Return how many rows, or lines of short ones, 270 ids name eight times each; or more."""
+    """Return as many rows as 270 ids name, or lines of short rows, eight times each; or more."""
     return 30 if often else 50 + 1100 // dim
 
 
