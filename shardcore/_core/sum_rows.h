@@ -35,7 +35,7 @@ SC_INLINE const ROW *NAME(sc_row_of_)(const void *table, ptrdiff_t stride, INDEX
 /* While position `at` is summed, ask for the rows that come, up to position `last`: for the lines that begin
    in their columns [column, column + width). Of ids that are not checked yet a row may lie anywhere:
    addresses are numbers here, no pointers. */
-SC_INLINE void NAME(sc_ask_)(const void *table, ptrdiff_t stride, ptrdiff_t dim, const INDEX *ids,
+SC_ASKING void NAME(sc_ask_)(const void *table, ptrdiff_t stride, ptrdiff_t dim, const INDEX *ids,
                              ptrdiff_t at, ptrdiff_t last, int ask, ptrdiff_t column, ptrdiff_t width) {
     const ptrdiff_t size = dim * (ptrdiff_t)sizeof(ROW), bytes = width * (ptrdiff_t)sizeof(ROW);
     const ptrdiff_t start = column * (ptrdiff_t)sizeof(ROW), end = start + bytes;
@@ -481,6 +481,8 @@ ASKED_IN_ANY_WAY(256, 256)
 ASKED_IN_ANY_WAY(other, dim)
 #undef ASKED_IN_ANY_WAY
 
+#if SC_BODIES_FOR_WAYS
+
 /* Rows of some dims, for some ways of asking, if all come that are asked for. (Asked for far ahead, once, rows of
    128 floats take a tenth longer so: without tests in between, their lines are asked for in closer succession.
    AMD's drop some of these, and more or fewer of them by where the tests of a loop happen to lie: so the ways that
@@ -525,6 +527,8 @@ TWO_BAGS(3)
 TWO_BAGS(4)
 TWO_BAGS(8)
 #undef TWO_BAGS
+
+#endif
 #undef SUM_BAGS_IN_PARTS
 
 /* Write the (weighted) sums of rows ids[splits[b]:splits[b + 1]], in that order, to out (bags, dim), and return
@@ -534,52 +538,58 @@ TWO_BAGS(8)
    takes a fifth of the time of a short row; to choose among bodies, at every bag, as long as a third of 32 of
    them. */
 static int NAME(sc_sum_)(GIVEN) {
-#define SUM_IN_WAYS(columns)                                                                       \
-    if (all_come && ask == 0)                                                                      \
-        SUM_SO(columns##_none)                                                                     \
-    if (all_come && ask == (SC_ASK_FAR | SC_ASK_NEAR | SC_ASK_HALF | ENDS(columns)))               \
-        SUM_SO(columns##_half)                                                                     \
-    if (all_come && ask == (SC_ASK_NEAR | ENDS(columns)))                                          \
-        SUM_SO(columns##_near)                                                                     \
-    if (all_come && (columns) * sizeof(ROW) <= SC_SHORT_ROW) {                                     \
-        if (ask == (SC_ASK_FAR | SC_ASK_NEAR | ENDS(columns)))                                     \
-            SUM_SO(columns##_twice)                                                                \
-        if (ask == (SC_ASK_FIRST | ENDS(columns)))                                                 \
-            SUM_SO(columns##_first)                                                                \
-    }                                                                                              \
-    SUM_SO(columns)
+#if SC_BODIES_FOR_WAYS
+#define SUM_IN_ONE_WAY(columns, way, how)                                                          \
+    if (all_come && ask == (how))                                                                  \
+        SUM_SO(columns##_##way)
+#define SUM_ASKING_FOR_NONE(columns)                                                               \
+    if (ask == 0)                                                                                  \
+        SUM_SO(columns##_none)
+#define SUM_IN_MOST_WAYS(columns)                                                                  \
+    SUM_IN_ONE_WAY(columns, none, 0)                                                               \
+    SUM_IN_ONE_WAY(columns, half, SC_ASK_FAR | SC_ASK_NEAR | SC_ASK_HALF | ENDS(columns))          \
+    SUM_IN_ONE_WAY(columns, near, SC_ASK_NEAR | ENDS(columns))                                     \
+    if ((columns) * sizeof(ROW) <= SC_SHORT_ROW) {                                                 \
+        SUM_IN_ONE_WAY(columns, twice, SC_ASK_FAR | SC_ASK_NEAR | ENDS(columns))                   \
+        SUM_IN_ONE_WAY(columns, first, SC_ASK_FIRST | ENDS(columns))                               \
+    }
+#else
+#define SUM_IN_ONE_WAY(columns, way, how)
+#define SUM_ASKING_FOR_NONE(columns)
+#define SUM_IN_MOST_WAYS(columns)
+#endif
     switch (dim) {
     case 1:
-        SUM_IN_WAYS(1)
+        SUM_IN_MOST_WAYS(1)
+        SUM_SO(1)
     case 2:
-        SUM_IN_WAYS(2)
+        SUM_IN_MOST_WAYS(2)
+        SUM_SO(2)
     case 3:
-        SUM_IN_WAYS(3)
+        SUM_IN_MOST_WAYS(3)
+        SUM_SO(3)
     case 4:
-        if (ask == 0)
-            SUM_SO(4_none)
+        SUM_ASKING_FOR_NONE(4)
         break;
     case 8:
-        if (ask == 0)
-            SUM_SO(8_none)
+        SUM_ASKING_FOR_NONE(8)
         break;
     case 16:
-        SUM_IN_WAYS(16)
+        SUM_IN_MOST_WAYS(16)
+        SUM_SO(16)
     case 32:
-        SUM_IN_WAYS(32)
+        SUM_IN_MOST_WAYS(32)
+        SUM_SO(32)
     case 64:
-        if (all_come && ask == (SC_ASK_FAR | SC_ASK_AGAIN))
-            SUM_SO(64_again)
-        SUM_IN_WAYS(64)
+        SUM_IN_ONE_WAY(64, again, SC_ASK_FAR | SC_ASK_AGAIN)
+        SUM_IN_MOST_WAYS(64)
+        SUM_SO(64)
     case 128:
-        if (all_come && ask == (SC_ASK_FAR | SC_ASK_AGAIN))
-            SUM_SO(128_again)
+        SUM_IN_ONE_WAY(128, again, SC_ASK_FAR | SC_ASK_AGAIN)
         SUM_SO(128)
     case 256:
-        if (all_come && ask == (SC_ASK_FAR | SC_ASK_AGAIN))
-            SUM_SO(256_again)
-        if (all_come && ask == SC_ASK_FAR)
-            SUM_SO(256_far)
+        SUM_IN_ONE_WAY(256, again, SC_ASK_FAR | SC_ASK_AGAIN)
+        SUM_IN_ONE_WAY(256, far, SC_ASK_FAR)
         SUM_SO(256)
     }
 #if LOADS_VECTORS
@@ -595,7 +605,9 @@ static int NAME(sc_sum_)(GIVEN) {
 #endif
 #endif
     SUM_SO(other)
-#undef SUM_IN_WAYS
+#undef SUM_IN_ONE_WAY
+#undef SUM_ASKING_FOR_NONE
+#undef SUM_IN_MOST_WAYS
 #undef ENDS
 }
 #undef SUM_SO
