@@ -4,8 +4,8 @@ SHARDCORE_DEBUG=1 compiles the same kernels with bounds checks on every view. SH
 adds the address and undefined-behaviour sanitizers, which also watch what the kernels do through
 pointers; such a build runs with the compiler's libasan preloaded (see .ci/run).
 SHARDCORE_QUICK=1 compiles them for the baseline only and optimises nothing: slow kernels, soon
-built, of the same bits. Of sums of rows the baseline of x86-64 has few bodies; watched builds of
-it have all (see SC_BODIES_FOR_WAYS in columns.h).
+built, of the same bits. Of sums of rows the baseline of x86-64 has few bodies, and all with the
+sanitizers: see SC_BODIES_FOR_WAYS in columns.h.
 
 Every ordinary build leaves the tree that it was made from importable, for in a clone Python finds
 the clone's own modules first, whatever is installed: see `shardcore/_core/source_tree.py`.
@@ -85,7 +85,7 @@ SANITIZERS = [
     "-fno-sanitize-recover=undefined",
     "-fno-omit-frame-pointer",
     "-DSC_EVERY_BODY",  # those too that the baseline leaves out
-    "-O0",  # the last -O counts; watched code takes minutes to optimise, and runs no truer
+    "-O1",  # the last -O counts; watched code compiles slowly at -O3 and runs no truer
 ]
 
 
