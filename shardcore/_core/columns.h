@@ -122,7 +122,7 @@
 #endif
 
 /* Whether ways of asking for rows, and counts of vectors, have bodies of their own, and each body the code that asks
-   within it. In the baseline of x86-64, which processors since 2013 do not run, neither is so: compiled without
+   within it. In the baseline of x86-64, which servers' processors since 2013 do not run, neither is so: compiled without
    optimisation it took nine times as long. With the sanitizers it is as elsewhere. */
 #if defined(__x86_64__) && !defined(__AVX2__) && !defined(SC_EVERY_BODY)
 #define SC_BODIES_FOR_WAYS 0
