@@ -32,9 +32,12 @@
 #endif
 
 /* The most vectors in which rows of any dim are summed whole; and whether those of more are summed in parts of as
-   many, so that the last part is never larger. */
+   many, so that the last part is never larger. There, without weights, rows of more are summed whole, too: floats, which
+   are added as they lie, of as many as AVX2 has registers; short floats, which are converted first, of fewer. */
 #define SC_MOST_VECTORS 8
 #define SC_PARTS_OF_VECTORS (SC_WIDE * 4 == SC_MOST_VECTORS * SC_VECTOR)
+#define SC_MANY_VECTORS 16
+#define SC_MANY_OF_SHORTS 12
 
 /* The fewest columns that are summed at a time, the most of rows of which two bags are, and bytes in a cache line. */
 #define SC_FEW 4
@@ -295,6 +298,7 @@ SC_INLINE void sc_add_bfloats_times(float *totals, const sc_bfloat *row, float w
 #define NUMBERS floats
 #define NUMBER float
 #define LOADS_VECTORS SC_LOADS_FLOATS
+#define MOST_VECTORS SC_MANY_VECTORS
 #define LOAD(VECTOR, from) SC_LOADED(VECTOR, from)
 #include "sum_rows.h"
 
@@ -303,6 +307,7 @@ SC_INLINE void sc_add_bfloats_times(float *totals, const sc_bfloat *row, float w
 #define NUMBERS floats
 #define NUMBER float
 #define LOADS_VECTORS SC_LOADS_SHORTS
+#define MOST_VECTORS SC_MANY_OF_SHORTS
 #define LOAD(VECTOR, from) SC_JOINED(VECTOR, _of_halves)(from)
 #include "sum_rows.h"
 
@@ -311,6 +316,7 @@ SC_INLINE void sc_add_bfloats_times(float *totals, const sc_bfloat *row, float w
 #define NUMBERS floats
 #define NUMBER float
 #define LOADS_VECTORS SC_LOADS_SHORTS
+#define MOST_VECTORS SC_MANY_OF_SHORTS
 #define LOAD(VECTOR, from) SC_JOINED(VECTOR, _of_bfloats)(from)
 #include "sum_rows.h"
 
@@ -319,6 +325,7 @@ SC_INLINE void sc_add_bfloats_times(float *totals, const sc_bfloat *row, float w
 #define NUMBERS doubles
 #define NUMBER double
 #define LOADS_VECTORS 0
+#define MOST_VECTORS SC_MOST_VECTORS
 #define LOAD(VECTOR, from) SC_LOADED(VECTOR, from)
 #include "sum_rows.h"
 
