@@ -84,6 +84,15 @@ SC_INLINE void NAME(sc_ask_for_ids_)(const INDEX *ids, ptrdiff_t lo, ptrdiff_t h
             SC_PREFETCH_READ((const void *)((size_t)(ids + lo) + SC_IDS_AHEAD));
 }
 
+/* Ask for the memory of sums that come, as much as those about to be made take, if `ask` is for rows: processors fetch
+   what is written in order by themselves, but not among requests for rows that lie anywhere. */
+SC_INLINE void NAME(sc_ask_for_sums_)(const NUMBER *out, ptrdiff_t width, int ask) {
+    const ptrdiff_t bytes = width * (ptrdiff_t)sizeof(NUMBER);
+    if (SC_SUMS_AHEAD && (ask & (SC_ASK_FAR | SC_ASK_NEAR | SC_ASK_FIRST)) && bytes >= SC_LINE)
+        for (ptrdiff_t byte = 0; byte < bytes; byte += SC_LINE)
+            SC_PREFETCH_WRITE((const void *)((size_t)out + SC_SUMS_AHEAD + (size_t)byte));
+}
+
 /* Sum columns [column, column + width) of rows ids[lo:hi] into out[column:]; `ask`: which of the rows up
    to position `last` are asked for ahead. Return whether all ids are below `limit`; else no more is read. */
 SC_INLINE int NAME(sc_sum_columns_)(const void *table, ptrdiff_t stride, ptrdiff_t dim,
@@ -96,6 +105,7 @@ SC_INLINE int NAME(sc_sum_columns_)(const void *table, ptrdiff_t stride, ptrdiff
     CLEAR(totals, width);
     if (column == 0)
         NAME(sc_ask_for_ids_)(ids, lo, hi, ask);
+    NAME(sc_ask_for_sums_)(out + column, width, ask);
     if (weights == NULL)
         for (ptrdiff_t i = lo; i < hi; i++) {
             const INDEX id = NAME(sc_id_at_)(ids, i);
@@ -275,6 +285,7 @@ SC_INLINE void NAME(sc_ask_whole_)(const void *table, ptrdiff_t stride, ptrdiff_
         for (ptrdiff_t b = 0; b < bags; b++, out += dim) {                                         \
             const ptrdiff_t hi = splits[b + 1];                                                    \
             NAME(sc_ask_for_ids_)(ids, i, hi, ask);                                                \
+            NAME(sc_ask_for_sums_)(out, dim, ask);                                                 \
             VECTOR totals[SC_MANY_VECTORS];                                                        \
             SC_UNROLL for (ptrdiff_t v = 0; v < count; v++)                                        \
                 totals[v] = (VECTOR){0};                                                           \
@@ -387,17 +398,17 @@ BODY(in_vectors) {
 
 #if SC_PARTS_OF_VECTORS
 
-/* Rows of more vectors, at most MOST_VECTORS, without weights. In two parts, of which each reads all ids of a bag, those of
-   bags of four rows take up to 1.4 times as long. */
-#define MANY(before, count)                                                                        \
-    WHOLE_ASKED_SO(vectors, LONG, before, count, many_none, 0, NULL)                               \
-    WHOLE_ASKED_SO(vectors, LONG, before, count, many_near,                                        \
-                   SC_ASK_NEAR | SC_ASK_PARTS | (ask & SC_ASK_END), NULL)
-MANY(8, 10)
-MANY(10, 12)
-MANY(12, 14)
-MANY(14, 16)
-#undef MANY
+/* Rows of more vectors, at most MOST_VECTORS, without weights. In two parts, each of which reads all ids of a bag, they
+   take up to twice as long in bags of four; but of more than twelve that are asked for, those in long bags take less. */
+#define MANY_ASKED_SO(before, count, way, how)                                                     \
+    WHOLE_ASKED_SO(vectors, LONG, before, count, many_##way, how, NULL)
+MANY_ASKED_SO(8, 10, none, 0)
+MANY_ASKED_SO(10, 12, none, 0)
+MANY_ASKED_SO(12, 14, none, 0)
+MANY_ASKED_SO(14, 16, none, 0)
+MANY_ASKED_SO(8, 10, near, SC_ASK_NEAR | SC_ASK_PARTS | (ask & SC_ASK_END))
+MANY_ASKED_SO(10, 12, near, SC_ASK_NEAR | SC_ASK_PARTS | (ask & SC_ASK_END))
+#undef MANY_ASKED_SO
 
 /* Rows that are summed in parts, each of which asks for its own columns, or for none. Columns after the last whole part
    are one, of as many vectors as they need: in ever fewer columns at a time rows take up to 1.8 times as long; together
@@ -614,19 +625,18 @@ static int NAME(sc_sum_)(GIVEN) {
 #define SUM_MANY(count, way)                                                                       \
     if ((count) <= MOST_VECTORS && weights == NULL && dim <= (count) * LONG)                       \
         SUM_SO(whole_vectors_##count##_many_##way)
-#define SUM_MANY_OR_PARTS(way)                                                                     \
-    {                                                                                              \
-        SUM_MANY(10, way)                                                                          \
-        SUM_MANY(12, way)                                                                          \
-        SUM_MANY(14, way)                                                                          \
-        SUM_MANY(16, way)                                                                          \
-        SUM_SO(in_parts_##way)                                                                     \
+    if (SC_IN_PARTS(dim, sizeof(NUMBER)) && all_come && (ask & SC_ASK_PARTS)) {
+        SUM_MANY(10, near)
+        SUM_MANY(12, near)
+        SUM_SO(in_parts_near)
     }
-    if (SC_IN_PARTS(dim, sizeof(NUMBER)) && all_come && (ask & SC_ASK_PARTS))
-        SUM_MANY_OR_PARTS(near)
-    if (SC_IN_PARTS(dim, sizeof(NUMBER)) && ask == 0)
-        SUM_MANY_OR_PARTS(none)
-#undef SUM_MANY_OR_PARTS
+    if (SC_IN_PARTS(dim, sizeof(NUMBER)) && ask == 0) {
+        SUM_MANY(10, none)
+        SUM_MANY(12, none)
+        SUM_MANY(14, none)
+        SUM_MANY(16, none)
+        SUM_SO(in_parts_none)
+    }
 #undef SUM_MANY
 #endif
 #endif
