@@ -24,6 +24,7 @@ cdef extern from "columns.h" nogil:
         ASK_AGAIN "SC_ASK_AGAIN"
         ASK_PARTS "SC_ASK_PARTS"
         ASK_CACHED "SC_ASK_CACHED"
+        NEAR_BYTES "SC_NEAR_BYTES"
         FAR "SC_FAR"
     void ask_for_row "sc_ask_for_row"(const void* row, Py_ssize_t size)
     void ask_for_row_near "sc_ask_for_row_near"(const void* row, Py_ssize_t size)

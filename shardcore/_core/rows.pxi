@@ -154,13 +154,15 @@ cdef inline int rows_to_ask_for(const index_t* ids__n, Py_ssize_t n, Py_ssize_t 
     has, or, by pairs, a third: between the two, most rows come from memory there.
     """
     cdef bint stays
+    cdef Py_ssize_t small
     if asking == INTO_FIRST:
         return ASK_FIRST | ASK_SOON if n <= FEW else ASK_FIRST
     if asking == BY_LINES:
         stays = 0 <= OFTEN * table_bytes <= of * max(row_bytes, <Py_ssize_t>LINE)
         if stays and come_unasked(row_bytes, item_bytes, table_bytes):
             return 0
-        return ask_by_lines(row_bytes, parts, stays and table_bytes <= SMALL_TABLE,
+        small = SMALL_TABLE if row_bytes <= NARROW_ROW else NEAR_BYTES
+        return ask_by_lines(row_bytes, parts, stays and table_bytes <= small,
                             not parts and row_bytes > NARROW_ROW
                             and (stays and table_bytes <= THIRD
                                  or row_bytes < WIDE_ROW and n > UNSAMPLED
