@@ -26,7 +26,7 @@ from __future__ import annotations
 
 # The kernels first: in a clone that is not built they say so, before anything else is missed. The
 # others are not used here, but as attributes: ``sc.optimizers``.
-from shardcore import _core, checkpoint, initializers, optimizers, schedules  # noqa: F401
+from shardcore import _core, checkpoint, initializers, optimizers, schedules  # noqa: F401 attributes
 from shardcore.backend.base import Backend
 from shardcore.backend.quantization import QuantizationConfig
 from shardcore.checkpoint import (

@@ -399,7 +399,7 @@ BODY(in_vectors) {
 #if SC_PARTS_OF_VECTORS
 
 /* Rows of more vectors, at most MOST_VECTORS, without weights. In two parts, each of which reads all ids of a bag, they
-   take up to twice as long in bags of four; but of more than twelve that are asked for, those in long bags take less. */
+   take up to twice as long in bags of four; but of more than ten that are asked for, those in long bags take less. */
 #define MANY_ASKED_SO(before, count, way, how)                                                     \
     WHOLE_ASKED_SO(vectors, LONG, before, count, many_##way, how, NULL)
 MANY_ASKED_SO(8, 10, none, 0)
@@ -407,7 +407,6 @@ MANY_ASKED_SO(10, 12, none, 0)
 MANY_ASKED_SO(12, 14, none, 0)
 MANY_ASKED_SO(14, 16, none, 0)
 MANY_ASKED_SO(8, 10, near, SC_ASK_NEAR | SC_ASK_PARTS | (ask & SC_ASK_END))
-MANY_ASKED_SO(10, 12, near, SC_ASK_NEAR | SC_ASK_PARTS | (ask & SC_ASK_END))
 #undef MANY_ASKED_SO
 
 /* Rows that are summed in parts, each of which asks for its own columns, or for none. Columns after the last whole part
@@ -627,7 +626,6 @@ static int NAME(sc_sum_)(GIVEN) {
         SUM_SO(whole_vectors_##count##_many_##way)
     if (SC_IN_PARTS(dim, sizeof(NUMBER)) && all_come && (ask & SC_ASK_PARTS)) {
         SUM_MANY(10, near)
-        SUM_MANY(12, near)
         SUM_SO(in_parts_near)
     }
     if (SC_IN_PARTS(dim, sizeof(NUMBER)) && ask == 0) {

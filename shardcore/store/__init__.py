@@ -28,7 +28,7 @@ A store knows nothing of hosts or messages.
 
 # numpy.unique imports it when it is first called. An interrupt in the midst of an import can leave
 # its lock behind, at which every other thread that comes to the import waits for ever.
-import numpy.ma  # noqa: F401
+import numpy.ma  # noqa: F401  # for its effect
 
 from shardcore.store.asked_rows import (
     AskedLists,
