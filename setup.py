@@ -22,6 +22,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import Cython
+import numpy
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 from setuptools.command.build import build
@@ -230,7 +231,8 @@ def kernel(name: str, source: str, *pxi: str) -> Extension:
     headers = [f"shardcore/_core/{name}.h" for name in ("columns", "scalars", "share", "sum_rows")]
     headers.append(f"{UPDATE}/shardcore_update.h")
     depends = ["setup.py", *headers, *pxi]
-    return Extension(name, [source], include_dirs=["shardcore/_core", UPDATE], depends=depends)
+    include = ["shardcore/_core", UPDATE, numpy.get_include()]
+    return Extension(name, [source], include_dirs=include, depends=depends)
 
 
 def source_in_c(extension: Extension) -> Extension:

@@ -28,7 +28,8 @@ Rules, so that every kernel is safe from any thread and after any fork:
   the Python face in `shardcore.ids`, `shardcore.sharding` or `shardcore.store` raises.
 * Work on many tables is added to an object (``shares.pxi``), with plain memory of its own. That one
   raises itself, at arrays that it could not read.
-* No threads, no OpenMP, no global state, no NumPy headers; no kernel does anything at import.
+* No threads, no OpenMP, no global state. At import those that read NumPy's record of an array, see
+  ``plain_arrays.pxi``, check that they were compiled for this NumPy; no kernel does anything else.
 * A body is written once, over the fused types of ``types.pxd``. ``rows.pxi`` is compiled once per
   instruction set, without floating contraction, so that all of them agree to the last bit.
 * Every kernel has a readable twin in `shardcore.reference`.

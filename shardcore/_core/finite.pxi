@@ -24,26 +24,23 @@ cdef class FiniteTests(Shares):
 
     def add(self, values):
         """Add an array of float32 or float64, C-contiguous, of any shape."""
-        cdef Py_buffer view
+        cdef Plain plain
         cdef Numbers numbers
         cdef const char* start
-        cdef Py_ssize_t size, left
-        cdef bint right
-        PyObject_GetBuffer(values, &view, PyBUF_ND | PyBUF_FORMAT)
-        numbers.wide = holds(&view, b"d", sizeof(float64_t))
-        right = numbers.wide or holds(&view, b"f", sizeof(float32_t))
-        start, size, left = <const char*>view.buf, view.itemsize, view.len
-        PyBuffer_Release(&view)
-        if not right:
-            raise TypeError("a test must have an array of float32 or float64")
+        cdef Py_ssize_t left
+        if not (found_plain(values, False, &plain) and (
+                holds(&plain, b"d", sizeof(float64_t)) or holds(&plain, b"f", sizeof(float32_t)))):
+            raise TypeError("a test must have an array of float32 or float64, C-contiguous")
+        numbers.wide = plain.itemsize == sizeof(float64_t)
         self.held.append(values)
+        start, left = <const char*>plain.start, plain.size
         while left > 0:
-            numbers.values, numbers.count = start, min(left // size, MOST_NUMBERS)
+            numbers.values, numbers.count = start, min(left, MOST_NUMBERS)
             self.numbers = <Numbers*>with_room(self.numbers, self.count, sizeof(Numbers))
             self.numbers[self.count] = numbers
             self.append(no_values, 1, numbers.count, True)
-            start += numbers.count * size
-            left -= numbers.count * size
+            start += numbers.count * plain.itemsize
+            left -= numbers.count
 
     def make(self, Py_ssize_t most=ALL):
         """Make shares that no thread has begun, at most so many; return whether all is finite there.

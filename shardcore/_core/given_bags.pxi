@@ -92,29 +92,18 @@ cdef class GivenBags:
         `DIVIDED`. False: one of them is of another form, or breaks a rule; or rows lie in shards, and n,
         b or n·d is too large. `out` holds nothing of use then.
         """
-        cdef Py_buffer views[4]     # of ids, row splits, `out` and weights
-        cdef int held = 0, i
-        cdef bint done = False
-        held += exported(values, False, &views[0])
-        if held == 1:
-            held += exported(row_splits, False, &views[1])
-        if held == 2:
-            held += exported(out, True, &views[2])
-        if held == 3 and weights is not None:
-            held += exported(weights, False, &views[3])
-        try:
-            if held == 3 + (weights is not None):
-                done = self.combine_buffers(&views[0], &views[1],
-                                            NULL if weights is None else &views[3], divided,
-                                            &views[2])
-        finally:
-            for i in range(held):
-                PyBuffer_Release(&views[i])
-        return done
+        cdef Plain ids, splits, sums, factors
+        if not (found_plain(values, False, &ids) and found_plain(row_splits, False, &splits)
+                and found_plain(out, True, &sums)):
+            return False
+        if weights is None:
+            return self.combine_arrays(&ids, &splits, NULL, divided, &sums)
+        if not found_plain(weights, False, &factors):
+            return False
+        return self.combine_arrays(&ids, &splits, &factors, divided, &sums)
 
-    cdef bint combine_buffers(self, const Py_buffer* ids, const Py_buffer* splits,
-                              const Py_buffer* factors, int divided,
-                              const Py_buffer* sums) except -1:
+    cdef bint combine_arrays(self, const Plain* ids, const Plain* splits, const Plain* factors,
+                             int divided, const Plain* sums) except -1:
         cdef int64_t few[2 * ON_STACK + 1]      # row splits, and addresses
         cdef int64_t* own_splits = few
         cdef Call call
@@ -132,7 +121,7 @@ cdef class GivenBags:
         if factors != NULL:
             if not (factors.ndim == 1 and factors.shape[0] == n and holds(factors, letter, size)):
                 return False
-            weights = factors.buf
+            weights = factors.start
         call.wide = holds(ids, INTEGERS, 8)
         if not (call.wide or holds(ids, INTEGERS, 4)):
             return False
@@ -144,11 +133,11 @@ cdef class GivenBags:
             if own_splits == NULL:
                 return False
         try:
-            copy_numbers(<const int64_t*>splits.buf, bags + 1, own_splits)
+            copy_numbers(<const int64_t*>splits.start, bags + 1, own_splits)
             if are_splits(own_splits, bags, n):
-                call.ids__n, call.ids_count, call.splits, call.bags = ids.buf, n, own_splits, bags
+                call.ids__n, call.ids_count, call.splits, call.bags = ids.start, n, own_splits, bags
                 call.addresses__n = own_splits + bags + 1
-                call.weights, call.divided, call.out = weights, divided, sums.buf
+                call.weights, call.divided, call.out = weights, divided, sums.start
                 done = self.combine_ids(&call)
         finally:
             if own_splits != few:

@@ -24,6 +24,7 @@ cdef enum:
     DIGIT_COUNTERS = MOST_DIGITS * (1 << DIGIT_BITS)
     COUNTERS_IN_C = DIGIT_COUNTERS + (1 << DIRECT_BITS) + (1 << DIRECT_BITS) // 32
     WORD_BITS = 64
+    PER_LINE = 16       # sources of a cache line
     BYTES_AHEAD = 64    # a cache line: so far before its turn the place of a pair is asked for
 
 # What `sort_buckets` counts in: the values of digits; each row; and a bit for each row.
@@ -64,6 +65,9 @@ cdef Py_ssize_t _sort_few(const index_t* ids, Py_ssize_t n, const int64_t* row_s
     for i in range(n):
         words[<uint64_t>ids[i] >> 6] |= <uint64_t>1 << (<uint64_t>ids[i] & 63)
         counts[ids[i]] += 1
+        if i % PER_LINE == 0:
+            # Written later, in no order, and in no cache: other tables took the last batch's place.
+            prefetch_write(sources + i)
     found = starts_of_rows(words, words_count, 0, 0, counts, unique, run_splits)
     for b in range(bags):
         for i in range(row_splits[b], row_splits[b + 1]):

@@ -134,21 +134,15 @@ cdef Py_ssize_t look_at(object array, const char* letters, Py_ssize_t size, Py_s
 
     The caller holds the array.
     """
-    cdef Py_buffer view
-    cdef Py_ssize_t count
-    cdef bint right
+    cdef Plain plain
     start[0] = NULL
     if array is None:
         return 0
-    PyObject_GetBuffer(array, &view, PyBUF_ND | PyBUF_FORMAT)
-    count = view.shape[0] if view.ndim else 0
-    if view.len:
-        start[0] = view.buf
-    right = view.ndim == (2 if dim else 1) and holds(&view, letters, size)
-    right = right and (not dim or view.shape[1] == dim)
-    PyBuffer_Release(&view)
-    if not right:
+    if not (found_plain(array, False, &plain) and plain.ndim == (2 if dim else 1)
+            and holds(&plain, letters, size) and (not dim or plain.shape[1] == dim)):
         raise TypeError(
             "work on a table must have arrays of its dtypes and of its number of columns"
         )
-    return count
+    if plain.size:
+        start[0] = plain.start
+    return plain.shape[0]

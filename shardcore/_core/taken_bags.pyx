@@ -156,16 +156,12 @@ cdef class TakenBags(Shares):
 
 cdef bint found(object given, Numbers* numbers) noexcept:
     """Find where numbers lie; return whether it is a plain array of int32 or int64."""
-    cdef Py_buffer view
-    cdef bint right
-    if not exported(given, False, &view):
+    cdef Plain plain
+    if not found_plain(given, False, &plain) or plain.ndim != 1:
         return False
-    numbers.given, numbers.first = view.buf, 0
-    numbers.count = view.shape[0] if view.ndim == 1 else 0
-    numbers.long_given = holds(&view, INTEGERS, 8)
-    right = view.ndim == 1 and (numbers.long_given or holds(&view, INTEGERS, 4))
-    PyBuffer_Release(&view)
-    return right
+    numbers.given, numbers.first, numbers.count = plain.start, 0, plain.size
+    numbers.long_given = holds(&plain, INTEGERS, 8)
+    return numbers.long_given or holds(&plain, INTEGERS, 4)
 
 
 cdef Py_ssize_t taken(const Numbers* numbers, int32_t* short, int64_t* long) noexcept nogil:

@@ -1,4 +1,4 @@
-"""The scalar types of the kernels, defined here so that no NumPy header is needed."""
+"""The scalar types of the kernels."""
 
 from libc.stdint cimport int32_t, int64_t
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shardcore.dtypes import as_dtype
 from shardcore.store.finite import all_finite
 from shardcore.store.threads import get_num_threads, set_num_threads
 
@@ -47,7 +48,27 @@ def test_a_value_that_is_not_finite_is_found_in_any_piece_of_any_array(
         set_num_threads(before)
 
 
-@pytest.mark.parametrize("wrong", [np.ones(3, np.int32), np.ones(3, np.float16)])
-def test_what_is_no_float_of_the_working_dtypes_is_not_tested(wrong: Any) -> None:
-    with pytest.raises(TypeError, match="a test must have an array of float32 or float64"):
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        np.ones(3, np.int32),
+        np.ones(3, np.float16),
+        np.ones(3, ">f4"),
+        np.ones(6, np.float32)[::2],
+        np.asfortranarray(np.ones((2, 3))),
+        np.ones(3, as_dtype("bfloat16")),
+        [1.0],
+    ],
+)
+def test_what_is_no_plain_array_of_the_working_dtypes_is_not_tested(wrong: Any) -> None:
+    text = "^a test must have an array of float32 or float64, C-contiguous$"
+    with pytest.raises(TypeError, match=text):
         all_finite([wrong])
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (2, 2, 2, 2)])
+def test_an_array_of_any_number_of_axes_is_tested(shape: tuple[int, ...]) -> None:
+    array = np.ones(shape, np.float32)
+    array.flags.writeable = False
+    assert all_finite([array])
+    assert all_finite([np.full(shape, np.inf)]) is (array.size == 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from shardcore.store import lookups as lookups_module
 from shardcore.store import occurrences as occurrences_module
 from shardcore.store import threads
 from shardcore.store import update as update_module
+from shardcore.store.finite import all_finite
 from shardcore.store.lookups import look_up
 from shardcore.store.occurrences import BagSorts, sort_occurrences
 from shardcore.store.row_update import RowUpdate
@@ -294,6 +296,13 @@ ONES = np.ones((1, 3), np.float32)
         {"gradients": ONES.astype(np.float64)},
         {"gradients": np.ones((1, 2), np.float32)},
         {"gradients": np.ones(3, np.float32)},
+        {"gradients": ONES.astype(">f4")},
+        {"gradients": np.ones((1, 6), np.float32)[:, ::2]},
+        {"gradients": np.asfortranarray(np.ones((2, 3), np.float32))},
+        {"gradients": np.frombuffer(b"x" + ONES.tobytes(), np.float32, offset=1).reshape(1, 3)},
+        {"gradients": np.ones((1, 1, 3), np.float32)},
+        {"gradients": np.ones((1, 3), np.int32)},
+        {"gradients": [[1.0, 1.0, 1.0]]},
         {"gains": np.ones(2)},
         {"long": np.zeros(1, np.int32), "sums": ONES},
         {"long": np.zeros(1, np.int64), "sums": ONES.astype(np.float64)},
@@ -325,12 +334,22 @@ def test_an_update_of_other_lengths_is_refused(wrong: dict[str, Any]) -> None:
         add_update(**wrong)
 
 
+def test_arrays_that_are_mapped_from_a_file_are_read_as_others(tmp_path: Path) -> None:
+    """They are of a class that is derived from NumPy's."""
+    path = tmp_path / "gradients"
+    path.write_bytes(ONES.tobytes())
+    gradients = np.memmap(path, np.float32, "r", shape=ONES.shape)
+    assert type(gradients) is not np.ndarray
+    assert add_update(gradients=gradients) == add_update() > 0
+    assert all_finite([gradients])
+
+
 def test_an_update_of_read_only_rows_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^rows to update must be writable, got read-only ones$"):
         add_update(writable=False)
 
 
-def add_update(writable: bool = True, **other: Any) -> None:
+def add_update(writable: bool = True, **other: Any) -> int:
     arrays = {
         "unique": ROWS,
         "row_ids": ROWS,
@@ -350,7 +369,8 @@ def add_update(writable: bool = True, **other: Any) -> None:
     rows = np.zeros((2, 3), np.float32)
     rows.flags.writeable = writable
     stored = StoredRows(rows, {}).found
-    update_module._kernel.Updates().add(stored, rule, *arrays.values())
+    work: int = update_module._kernel.Updates().add(stored, rule, *arrays.values())
+    return work
 
 
 @pytest.mark.parametrize(
