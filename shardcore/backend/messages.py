@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -65,7 +66,7 @@ class TableSpec:
     quantization: QuantizationConfig | None = None
     max_norm: float | None = None
 
-    @property
+    @cached_property
     def seen_as_stored(self) -> bool:
         """Whether a lookup sees rows as they are stored: `as_looked_up` changes none."""
         return self.quantization is None and self.max_norm is None

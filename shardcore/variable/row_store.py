@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -417,19 +418,9 @@ class BackendRowStore:
 
     def given_bags(self) -> CombineGiven | None:
         """Return what asks the backend to combine bags, where the backend is this process."""
-        device = self._open().capabilities.device_arrays
-        return None if self._slot is not None or device else self._combine_given
-
-    def _combine_given(
-        self,
-        ids: NDArray[Any],
-        row_splits: NDArray[Any],
-        weights: NDArray[Any] | None,
-        divided: int,
-        out: NDArray[Any],
-    ) -> bool:
-        done: bool = self._calling(self._given, ids, row_splits, weights, divided, out)
-        return done
+        if self._slot is not None or self._open().capabilities.device_arrays:
+            return None
+        return partial(self._calling, self._given)  # for every call: of a function less
 
     def _given(
         self,
