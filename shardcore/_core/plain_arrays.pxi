@@ -51,7 +51,7 @@ cdef struct Plain:              # an array, as it was when it was looked at
 cdef inline bint found_plain(object given, bint writable, Plain* plain) noexcept:
     """Find where an array lies; return whether it is C-contiguous, aligned, and in our byte order.
 
-    And, if that is asked for, writable. Whoever uses it holds the array.
+    And, if that is asked for, writable. The caller holds the array.
     """
     cdef PyArrayObject* array = <PyArrayObject*><void*>given
     cdef int axis
