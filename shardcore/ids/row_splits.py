@@ -6,6 +6,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, Final, cast
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -16,11 +19,20 @@ from shardcore.validation.shapes import as_count
 
 __all__ = [
     "check_row_splits",
+    "first_descent",
     "lengths_from_row_splits",
     "row_ids_from_row_splits",
     "row_splits_from_lengths",
     "row_splits_from_row_ids",
 ]
+
+first_descent: Final[Callable[[NDArray[np.int64]], int]] = cast(Any, _kernel.first_descent)[
+    "int64_t"
+]
+"""Return the first i with ``row_splits[i] < row_splits[i - 1]``, or -1.
+
+Of an array that is C-contiguous. The body for int64 itself: to choose it takes longer than to run.
+"""
 
 
 def check_row_splits(

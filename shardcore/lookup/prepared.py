@@ -14,14 +14,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from shardcore._core import offsets as _offsets
 from shardcore._core import partition as _partition
 from shardcore.backend.messages import FeatureBags
 from shardcore.dtypes import KIND_OF, row_bytes, table_dtype, working_dtype
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
 from shardcore.ids.formats import as_ragged, as_weights, dense_shape, placed_weights
 from shardcore.ids.ragged import Ragged
-from shardcore.ids.row_splits import check_row_splits
+from shardcore.ids.row_splits import check_row_splits, first_descent
 from shardcore.lookup.lookup import as_row_store, only_array
 from shardcore.lookup.serving import combine_bags
 from shardcore.store.given_bags import DIVIDED
@@ -53,7 +52,6 @@ def _chosen(fused: Any, dtype: np.dtype[Any]) -> Callable[..., int]:
 
 # A pair each, of int32 and int64: `pair[wide]` takes less time than a dictionary of dtypes.
 _first_outside: Final = tuple(_chosen(_partition.first_outside, t) for t in (_INT32, _INT64))
-_first_descent: Final = _chosen(_offsets.first_descent, _INT64)
 
 
 class PreparedLookup:
@@ -188,7 +186,7 @@ class PreparedLookup:
                 or splits.size < 2
                 or splits.item(0) != 0
                 or splits.item(-1) != size
-                or (splits.size > 2 and _first_descent(splits) >= 0)
+                or (splits.size > 2 and first_descent(splits) >= 0)
             ):
                 splits = None
         if splits is None:

@@ -22,7 +22,7 @@ from shardcore.engine.handle import Lookup
 from shardcore.errors import ShardcoreRuntimeError
 from shardcore.torch.tensors import as_gradient, as_tensor
 
-__all__ = ["Held", "LookupCall", "look_up"]
+__all__ = ["Held", "LookupCall", "as_tensors", "look_up"]
 
 Held = dict[Lookup, list[NDArray[Any] | None]]
 """The lookups whose gradients wait for a step, and the gradients per feature."""
@@ -87,10 +87,7 @@ class LookupCall:
             found = self._handle.activations
         else:
             found = self._engine(features, weights)
-        return tuple(
-            _of_dtype(as_tensor(array), dtype)
-            for array, dtype in zip(self._flat(found), self._dtypes, strict=True)
-        )
+        return as_tensors(self._flat(found), self._dtypes)
 
     def keep_inputs(self, wanted: Sequence[bool]) -> None:
         """Take copies of what the gradients of weights need, and let go of the rest."""
@@ -146,6 +143,19 @@ class LookupCall:
         rows = self._engine.tables[table].sparse_read(ids).astype(gradient.dtype, copy=False)
         of_bags = np.repeat(gradient, lengths, axis=0)
         return torch.from_numpy(np.einsum("ij,ij->i", rows, of_bags).reshape(shape))
+
+
+def as_tensors(arrays: Sequence[Any], dtypes: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the activations of an engine as tensors of these dtypes.
+
+    Examples
+    --------
+    >>> as_tensors([np.ones(2, np.float32)], [torch.float16])
+    (tensor([1., 1.], dtype=torch.float16),)
+    """
+    return tuple(
+        [_of_dtype(as_tensor(one), dtype) for one, dtype in zip(arrays, dtypes, strict=True)]
+    )
 
 
 def _of_dtype(tensor: Any, dtype: Any) -> Any:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from shardcore.errors import ShardcoreError, ShardcoreTypeError, ShardcoreValueError
+from shardcore.ids.row_splits import first_descent
 from shardcore.torch.tensors import as_array
 from shardcore.validation import outside, place_in
 
@@ -28,8 +26,7 @@ __all__ = [
 _IDS = (torch.int64, torch.int32)
 
 
-@dataclass(frozen=True, eq=False)
-class Bags:
+class Bags(NamedTuple):
     """Ids in bags, as they were given.
 
     Attributes
@@ -123,7 +120,7 @@ def row_splits_of(offsets: Any, ids: int, include_last: bool, of: str) -> NDArra
             raise ShardcoreValueError(
                 f"offsets must end with the number of ids in {of}, {ids}, got {last}"
             )
-        splits = begins.astype(np.int64, copy=False)
+        splits: NDArray[np.int64] = np.ascontiguousarray(begins, np.int64)
     else:
         splits = np.empty(begins.size + 1, np.int64)
         splits[:-1] = begins
@@ -136,9 +133,8 @@ def row_splits_of(offsets: Any, ids: int, include_last: bool, of: str) -> NDArra
     if splits[0] != 0:
         got = splits[0] if begins.size else "none"
         raise ShardcoreValueError(f"offsets must begin with 0, got {got}")
-    falls = splits[1:] < splits[:-1]
-    if falls.any():
-        at = int(np.argmax(falls)) + 1
+    at = first_descent(splits)
+    if at >= 0:
         raise ShardcoreValueError(
             f"offsets must not decrease, got {splits[at]} after {splits[at - 1]} at position {at}"
         )
@@ -242,14 +238,18 @@ def check_inside(ids: NDArray[Any], rows: int) -> None:
         raise outside(f"input: {place}", ids.reshape(-1)[at], "table 'embedding'", rows)
 
 
-@contextmanager
-def renamed() -> Iterator[None]:
-    """Call the features and weights of an engine's messages as torch's arguments are called."""
-    try:
-        yield
-    except ShardcoreError as error:
-        text = str(error)
-        for ours, theirs in (("features: ", "input: "), ("weights: ", "per_sample_weights: ")):
-            if text.startswith(ours):
-                raise type(error)(theirs + text.removeprefix(ours)) from None
-        raise
+def renamed(error: ShardcoreError) -> ShardcoreError:
+    """Return an engine's error with its features and weights called as torch's arguments are.
+
+    One that names neither is returned itself.
+
+    Examples
+    --------
+    >>> renamed(ShardcoreError("weights: must be finite"))
+    ShardcoreError('per_sample_weights: must be finite')
+    """
+    text = str(error)
+    for ours, theirs in (("features: ", "input: "), ("weights: ", "per_sample_weights: ")):
+        if text.startswith(ours):
+            return type(error)(theirs + text.removeprefix(ours))
+    return error

@@ -20,7 +20,7 @@ from shardcore.engine.embedding import ShardedEmbedding
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError, shown
 from shardcore.optimizer.base import Optimizer
 from shardcore.store.work import uninterrupted
-from shardcore.torch.autograd import Held, LookupCall, look_up
+from shardcore.torch.autograd import Held, LookupCall, as_tensors, look_up
 from shardcore.torch.tensors import as_array, as_tensor
 from shardcore.torch.threads import follow_torch
 
@@ -153,6 +153,12 @@ class EngineModule(torch.nn.Module):
         follow_torch()
         watched = torch.is_grad_enabled()
         update = watched and self.training and not self.frozen
+        factors = [None if one is None else as_array(one, "per_sample_weights") for one in weights]
+        if not update and not (
+            watched and any(one is not None and one.requires_grad for one in weights)
+        ):
+            found = self._engine(self._nest(leaves), self._nest(factors))
+            return as_tensors(self._flat(found), dtypes)
         call = LookupCall(
             self._engine,
             self._nest,
@@ -161,14 +167,12 @@ class EngineModule(torch.nn.Module):
             self._held,
             type(self).__name__,
             leaves,
-            [None if one is None else as_array(one, "per_sample_weights") for one in weights],
+            factors,
             tables,
             dtypes,
             scale,
         )
-        if update or (watched and any(one is not None and one.requires_grad for one in weights)):
-            return look_up(call, weights, update)
-        return call.forward()
+        return look_up(call, weights, update)
 
     # --- state -----------------------------------------------------------------------------------
 

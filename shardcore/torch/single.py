@@ -11,7 +11,13 @@ from numpy.typing import NDArray
 
 from shardcore.backend.base import Backend
 from shardcore.dtypes import working_dtype
-from shardcore.errors import ShardcoreIndexError, ShardcoreTypeError, ShardcoreValueError, shown
+from shardcore.errors import (
+    ShardcoreError,
+    ShardcoreIndexError,
+    ShardcoreTypeError,
+    ShardcoreValueError,
+    shown,
+)
 from shardcore.features.config import FeatureConfig, TableConfig
 from shardcore.initializers import FromArray, Normal, Zeros
 from shardcore.optimizer.base import Optimizer
@@ -130,11 +136,14 @@ class OneTable(EngineModule):
     ) -> Any:
         """Look the only feature up; `given` are the ids as they came, for messages."""
         try:
-            with renamed():
-                return self._look_up([leaf], [weights], [TABLE], [self.dtype], scale)[0]
-        except ShardcoreIndexError:
-            check_inside(given, self.num_embeddings)  # in the shape in which they were given
-            raise
+            return self._look_up([leaf], [weights], [TABLE], [self.dtype], scale)[0]
+        except ShardcoreError as error:
+            if isinstance(error, ShardcoreIndexError):
+                check_inside(given, self.num_embeddings)  # in the shape in which they were given
+            told = renamed(error)
+            if told is error:
+                raise
+            raise told from None
 
     def _renormalise(self, ids: NDArray[Any]) -> None:
         """Scale the rows that ids name, and that are too long, down to `max_norm`, in the table."""

@@ -70,6 +70,13 @@ def as_array(tensor: Any, argument: str) -> NDArray[Any]:
     >>> as_array(torch.tensor([1, 2]), "input")
     array([1, 2])
     """
+    if type(tensor) is torch.Tensor:
+        try:
+            plain: NDArray[Any] = tensor.numpy()
+        except (RuntimeError, TypeError):  # bfloat16, or with a gradient, or none at all
+            pass
+        else:
+            return plain
     if not isinstance(tensor, torch.Tensor):
         raise ShardcoreTypeError(f"{argument} must be a tensor, got {type(tensor).__name__}")
     if tensor.device.type != "cpu":
@@ -113,6 +120,7 @@ def as_tensor(array: Any) -> Any:
     """
     if not isinstance(array, np.ndarray):  # of a backend with arrays of its own
         array = np.asarray(array)
-    if array.dtype.name == "bfloat16":
+    # NumPy has no bfloat16 itself; to ask every dtype for its name takes longer than the rest.
+    if array.dtype.isbuiltin != 1 and array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array if array.flags.writeable else array.copy())
