@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from shardcore.backend import (
     sorted_rows,
 )
 from shardcore.store import (
+    InTurn,
     Mutex,
     Occurrences,
     RowUpdate,
@@ -139,6 +141,15 @@ class CpuBackend(Backend):
         uninterrupted(self._changes.run, self._apply, updates)
 
     def _apply(self, updates: Sequence[TableUpdate]) -> None:
+        self._staged(updates)()
+
+    def stage(self, updates: Sequence[TableUpdate]) -> InTurn | None:
+        """Prepare an update that kernels make, which begins with no row as it was before."""
+        if not all(self._tables[update.batch.table].by_kernel for update in updates):
+            return None
+        return self._staged(updates)
+
+    def _staged(self, updates: Sequence[TableUpdate]) -> InTurn:
         routes: list[Occurrences] = []
         active: list[tuple[Sequence[FeatureBags], Sequence[NDArray[Any]]]] = []
         for update in updates:
@@ -168,9 +179,7 @@ class CpuBackend(Backend):
             hyper, step, seed = update.hyper, update.step, spec.seed
             tables.append(self._tables[spec.name])
             staged.append(RowUpdate(occurrences, rows, gradient, optimizer, hyper, step, seed))
-        commit = stage_tables(tables, staged)
-        commit()
-        self.count_unique_rows(unique)
+        return InTurn([stage_tables(tables, staged), partial(self.unique_rows.add, unique)])
 
     def weight_dots(self, update: TableUpdate) -> list[NDArray[Any] | None]:
         """Return each occurrence's row times its bag's gradient, per feature with a gradient."""

@@ -109,7 +109,8 @@ from shardcore.backend.messages import (
 from shardcore.backend.process_group import ProcessGroup
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError, shown
 from shardcore.sharding.layout import Layout
-from shardcore.store.work import uninterrupted
+from shardcore.store.tally import Tally
+from shardcore.store.work import InTurn, uninterrupted
 
 __all__ = ["Backend"]
 
@@ -133,7 +134,7 @@ class Backend(ABC):
 
     def __init__(self) -> None:
         self.specs: dict[str, TableSpec] = {}
-        self._unique_rows = 0
+        self.unique_rows = Tally(1)
         self._refused: NotFinite | None = None
 
     def __repr__(self) -> str:
@@ -249,7 +250,7 @@ class Backend(ABC):
 
     def count_unique_rows(self, rows: int) -> None:
         """Add the distinct rows of updated tables to the counter ``unique_rows``."""
-        self._unique_rows += rows
+        self.unique_rows.add(rows)
 
     # --- what it may write better ----------------------------------------------------------------
 
@@ -424,6 +425,26 @@ class Backend(ABC):
                 self.scatter(*write)
             self.count_unique_rows(unique)
 
+    def stage(self, updates: Sequence[TableUpdate]) -> InTurn | None:
+        """Prepare what `apply` would do, and return what does it when it is called; None: nothing.
+
+        For backends that update rows in memory of this process: of calls that run no bytecode no
+        interrupt comes inside, so the engine calls them where it is, which takes less time than to
+        let another thread call `apply`. It has checked that no other update is under way.
+
+        Parameters
+        ----------
+        updates : sequence of TableUpdate
+            As for `apply`, at least one.
+
+        Returns
+        -------
+        InTurn or None
+            With ``partial(self.unique_rows.add, rows)``, which counts them. None, by default:
+            `apply` is called.
+        """
+        return None
+
     def check_updates(self, wait: bool) -> NotFinite | None:
         """Report the first gradient that was not finite, and how many updates did nothing; once.
 
@@ -449,7 +470,8 @@ class Backend(ABC):
         ``unique_rows`` is the engine's word for the distinct rows of each table, added up over
         tables and updates; a backend adds what else it counts, under names of its own.
         """
-        return {"unique_rows": self._unique_rows}
+        (unique,) = self.unique_rows.read()
+        return {"unique_rows": unique}
 
     def restoring(self) -> AbstractContextManager[None]:
         """Return the context in which every row and slot of every table is overwritten.

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 from shardcore.backend.max_norm import scaled_to_norm
 from shardcore.backend.quantization import QuantizationConfig
+from shardcore.cached_property import cached_property
 from shardcore.errors import ShardcoreMemoryError
 from shardcore.optimizer.base import Optimizer
 from shardcore.optimizer.slots import SlotSpec

@@ -467,7 +467,13 @@ def _hyper_of(optimizer: Optimizer, step: int, rates: dict[object, float]) -> tu
     if type(optimizer).hyper is not Optimizer.hyper:
         return hyper_at(optimizer, step)
     names = optimizer.hyper_names
-    return tuple([_evaluated(getattr(optimizer, name), name, step, rates) for name in names])
+    values = [getattr(optimizer, name) for name in names]
+    return tuple(
+        [
+            value if type(value) is float else _evaluated(value, name, step, rates)
+            for name, value in zip(names, values, strict=True)
+        ]
+    )
 
 
 def _evaluated(value: LearningRate, argument: str, step: int, rates: dict[object, float]) -> float:

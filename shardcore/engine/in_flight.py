@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from numpy.typing import NDArray
@@ -18,7 +20,7 @@ from numpy.typing import NDArray
 from shardcore.backend.messages import TableBatch
 from shardcore.errors import ShardcoreRuntimeError
 from shardcore.features.prepared import PreparedFeature
-from shardcore.store.work import Ticket
+from shardcore.store.work import Ticket, set_once
 
 __all__ = ["APPLIED", "DROPPED", "FAILED", "READ", "REFUSED", "RESTORED", "Batch"]
 __all__ += ["BatchesInFlight", "Pending"]
@@ -30,6 +32,10 @@ FAILED: Final = "for a lookup that was dropped when an earlier call failed"
 REFUSED: Final = "for a lookup that was dropped when an update was refused"
 RESTORED: Final = "for a lookup that was dropped by a restore"
 """How a lookup ends, as a message says it of a call that came later."""
+
+
+_READABLE: Final = (APPLIED, READ)
+"""Ends after which activations may still be asked for."""
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -76,7 +82,7 @@ class Pending:
     @property
     def readable(self) -> bool:
         """Whether its activations may be asked for."""
-        return self.ended in ("", APPLIED, READ)
+        return self.ended in ("", *_READABLE)
 
     def end(self, how: str) -> None:
         """Let go of what it holds, activations that may be asked for still excepted.
@@ -88,6 +94,19 @@ class Pending:
         self.batch = None
         if not self.readable:
             self.lookup = None
+
+    def ending(self, how: str) -> list[Callable[[], object]]:
+        """Return the calls that end one that has not ended yet, compiled and in this order.
+
+        Its caller may drop it before they are made.
+        """
+        calls: list[Callable[[], object]] = [
+            partial(set_once, self, "ended", how),
+            partial(setattr, self, "batch", None),
+        ]
+        if how not in _READABLE:
+            calls.append(partial(setattr, self, "lookup", None))
+        return calls
 
 
 class BatchesInFlight:
@@ -249,6 +268,13 @@ class BatchesInFlight:
         pending.end(how)
         if pending in self._line:
             self._line.remove(pending)
+
+    def ending(self, pending: Pending, how: str) -> list[Callable[[], object]]:
+        """Return the calls that end one, in line or not: as `Pending.ending`."""
+        calls = pending.ending(how)
+        if pending in self._line:
+            calls.append(partial(self._line.remove, pending))
+        return calls
 
     def end_all(self, how: str) -> None:
         """End all."""

@@ -10,6 +10,7 @@ from how many were applied.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from shardcore.backend.base import Backend
@@ -67,6 +68,13 @@ class Progress:
     def own_steps(self) -> int:
         """How many batches this engine itself has applied."""
         return self.applied - self._begun
+
+    def counting_one(self) -> list[Callable[[], object]]:
+        """Return the calls that count a step that is handed over and done with them, compiled."""
+        return [
+            partial(setattr, self, "handed_over", self.handed_over + 1),
+            partial(setattr, self, "applied", self.applied + 1),
+        ]
 
     def restored(self, step: int) -> None:
         """Go on from the step of a checkpoint; what callers hold was looked up in other rows."""

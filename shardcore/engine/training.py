@@ -33,6 +33,7 @@ from shardcore.errors import (
 from shardcore.memory import pool
 from shardcore.store.bag_max import max_of_bags
 from shardcore.store.lock import Mutex
+from shardcore.store.work import InTurn
 
 __all__ = ["Training"]
 
@@ -88,6 +89,7 @@ class Training:
         ]
         # Those that leave bags as given to others are not asked for every lookup.
         self._takes_bags_as_given = type(backend).lookup_given is not Backend.lookup_given
+        self._stages = not background and _stages(backend)
         self._one_at_a_time = Mutex()
         self.counters = Counters()
         self.in_flight = BatchesInFlight(2 if background else 1)
@@ -337,6 +339,18 @@ class Training:
             self._backend.refuse("apply", error)
             raise
 
+        ends = [
+            call
+            for pending, gradients in pairs
+            for call in self.in_flight.ending(pending, DROPPED if gradients is None else APPLIED)
+        ]
+        if self._stages and updates and not weight_gradients:
+            progress.check_updates(wait=False)
+            staged = self._backend.stage(at_occurrences(updates))
+            if staged is not None:
+                self._backend.change(InTurn([staged, *progress.counting_one(), *ends]))
+                return []
+
         def update() -> list[Any]:
             found = []
             ready = at_occurrences(updates)
@@ -353,10 +367,18 @@ class Training:
 
         def booked() -> None:
             progress.handed_over += bool(updates)
-            for pending, gradients in pairs:
-                self.in_flight.end(pending, DROPPED if gradients is None else APPLIED)
+            for call in ends:
+                call()
 
         ticket = self._operations.change(call, update, booked)
         if not weight_gradients:
             return []
         return [self._inputs.nested(leaves) for leaves in progress.result(ticket)]
+
+
+def _stages(backend: Backend) -> bool:
+    """Return whether updates may be staged: not where a subclass has an `apply` of its own."""
+    for kind in type(backend).__mro__:
+        if "stage" in vars(kind) or "apply" in vars(kind):
+            return "stage" in vars(kind) and kind is not Backend
+    return False

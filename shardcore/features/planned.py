@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from shardcore.backend.messages import TableSpec
+from shardcore.cached_property import cached_property
 from shardcore.dtypes import working_dtype
 from shardcore.errors import ShardcoreValueError
 from shardcore.features.config import FeatureConfig, TableConfig

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
+from shardcore.cached_property import cached_property
 from shardcore.errors import ShardcoreValueError
 from shardcore.initializers.base import (
     BLOCK_BYTES,

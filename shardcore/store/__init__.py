@@ -51,13 +51,14 @@ from shardcore.store.segment_reduce import (
 )
 from shardcore.store.sorted_triples import SortedTriples, TripleLists, WorkedBags, sort_triples
 from shardcore.store.table import StoreTable, TableLookups, stage_tables
-from shardcore.store.work import changed_here, uninterrupted
+from shardcore.store.work import InTurn, changed_here, uninterrupted
 
 __all__ = [
     "AskedLists",
     "AskedRows",
     "AskingBags",
     "DIVIDED",
+    "InTurn",
     "Mutex",
     "Occurrences",
     "ReadWriteLock",

@@ -222,6 +222,8 @@ def _sorted(rows: Ints, num_rows: int, deal: Callable[..., None]) -> Occurrences
     n, bits = rows.size, max(num_rows - 1, 0).bit_length()
     shift = max(0, bits - min(max(n.bit_length() - _BUCKET_BITS, 0), _MOST_BUCKETS))
     buckets, wide = 1 << (bits - shift), bits > 32
+    if n < 1 << _BUCKET_BITS:
+        return _sorted_in_one(n, bits, wide, deal)
     index = TYPE_NAMES[rows.dtype]
     parts = max(1, min(threads.get_num_threads(), n // _PART))
     limits = [n * part // parts for part in range(parts + 1)]
@@ -263,6 +265,21 @@ def _sorted(rows: Ints, num_rows: int, deal: Callable[..., None]) -> Occurrences
             for array in (distinct, run_splits):
                 array[found : found + runs] = array[start : start + runs]
         found += runs
+    run_splits[found] = n
+    return Occurrences(distinct[:found], run_splits[: found + 1], ordered, None)
+
+
+def _sorted_in_one(n: int, bits: int, wide: bool, deal: Callable[..., None]) -> Occurrences:
+    """Do as `_sorted` with so few that they are one bucket: to count and share takes longer."""
+    size = n * (_kernel.WIDE_WORDS if wide else _kernel.NARROW_WORDS)
+    pairs, border = np.empty(2 * size, np.uint64), np.array([0, n])
+    deal(slice(0, n), bits, border[:1].copy(), pairs, wide)
+    distinct, run_splits = np.empty(n, np.int64), np.empty(n + 1, np.int64)
+    ordered, counters = np.empty(n, np.int32), np.empty(_kernel.COUNTERS, np.uint32)
+    found = _kernel.sort_buckets(
+        *(pairs[:size], pairs[size:], border, bits, counters, wide),
+        *(distinct, run_splits, ordered),
+    )
     run_splits[found] = n
     return Occurrences(distinct[:found], run_splits[: found + 1], ordered, None)
 

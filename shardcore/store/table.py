@@ -8,12 +8,13 @@ that change rows must not do so at once: the backend sees to that.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shardcore.cached_property import cached_property
 from shardcore.initializers.constants import Zeros
 from shardcore.initializers.filling import fill
 from shardcore.memory import pool
@@ -27,7 +28,8 @@ from shardcore.store.row_update import RowUpdate
 from shardcore.store.scatter import gather_rows, put_rows
 from shardcore.store.segment_reduce import reduce_bags, row_dots
 from shardcore.store.stored_rows import StoredRows
-from shardcore.store.update import StagedUpdates, one_after_another
+from shardcore.store.update import StagedUpdates
+from shardcore.store.work import InTurn
 
 __all__ = ["StoreTable", "TableLookups", "stage_tables"]
 
@@ -111,6 +113,16 @@ class StoreTable:
         self.pure_updates = 0
         self._stored = StoredRows(rows, slots)
         self.working = self._stored.working
+
+    @cached_property
+    def by_kernel(self) -> bool:
+        """Whether a kernel makes all of an update, which then begins with no row of before."""
+        optimizer = self._optimizer
+        return (
+            self._stored.by_kernel
+            and optimizer is not None
+            and optimizer.compiled(self.working) is not None
+        )
 
     @cached_property
     def _given(self) -> CombineGiven | None:
@@ -249,7 +261,7 @@ class TableLookups:
         assert right, "ids are checked, and ours"
 
 
-def stage_tables(tables: Sequence[StoreTable], updates: Sequence[RowUpdate]) -> Callable[[], None]:
+def stage_tables(tables: Sequence[StoreTable], updates: Sequence[RowUpdate]) -> InTurn:
     """Prepare an update of each table by its optimizer, and return what makes them.
 
     Small tables are updated together, by threads that share the work on all of them. Each lookup
@@ -264,9 +276,9 @@ def stage_tables(tables: Sequence[StoreTable], updates: Sequence[RowUpdate]) -> 
 
     Returns
     -------
-    callable
+    InTurn
         Changes the rows when it is called, once; the caller sees to it that nothing else changes
-        them before.
+        them before. Compiled where `StagedUpdates.ready` is.
 
     Examples
     --------
@@ -297,4 +309,4 @@ def stage_tables(tables: Sequence[StoreTable], updates: Sequence[RowUpdate]) -> 
         commits.append(partial(write_all, locks, staged.ready()))
     for table in counts:
         table.pure_updates += 1
-    return one_after_another(commits)
+    return InTurn(commits)

@@ -8,7 +8,7 @@ The face of ``accumulate`` in ``_core/rows.pxi``, and of ``_core/updates.pxi``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -26,11 +26,11 @@ from shardcore.store.row_update import RowUpdate
 from shardcore.store.scatter import gather_rows, put_rows
 from shardcore.store.segment_reduce import TYPE_NAMES
 from shardcore.store.stored_rows import StoredRows
+from shardcore.store.work import InTurn
 
 __all__ = [
     "StagedUpdates",
     "accumulate",
-    "one_after_another",
     "update_rows",
     "updated",
 ]
@@ -216,33 +216,21 @@ class StagedUpdates:
         )
         return work
 
-    def ready(self) -> Commit:
+    def ready(self) -> InTurn:
         """Return what changes rows and slots in place when it is called, without arguments.
 
-        To be called once, before they change otherwise.
+        To be called once, before they change otherwise. It is compiled where kernels do it all and
+        one thread is enough.
         """
         together = self._together
         count = threads.cut(together, threads.PIECE)
         scratch = [np.empty(together.scratch, np.uint8) for _ in range(count)]
-        made = partial(threads.run, count, lambda number: together.make(scratch[number]))
-        return one_after_another([*self._commits, made])
-
-
-def one_after_another(commits: Sequence[Commit]) -> Commit:
-    """Return what makes all of the commits.
-
-    Examples
-    --------
-    >>> one_after_another([lambda: print("rows"), lambda: print("slots")])()
-    rows
-    slots
-    """
-
-    def make() -> None:
-        for commit in commits:
-            commit()
-
-    return make
+        made: Commit = (
+            partial(together.make, *scratch)
+            if count == 1
+            else partial(threads.run, count, lambda number: together.make(scratch[number]))
+        )
+        return InTurn([*self._commits, made])
 
 
 def update_rows(rows: NDArray[Any], slots: Mapping[str, NDArray[Any]], update: RowUpdate) -> None:

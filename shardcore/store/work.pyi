@@ -1,15 +1,17 @@
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 __all__ = [
+    "InTurn",
     "Line",
     "Ticket",
     "changed_here",
     "helper_threads",
     "helpers_kept_off",
     "run_tasks",
+    "set_once",
     "uninterrupted",
 ]
 
@@ -17,7 +19,14 @@ def run_tasks(count: int, task: Callable[[int], object], helpers: int) -> None: 
 def helper_threads() -> int: ...
 def helpers_kept_off() -> int: ...
 def changed_here(function: Callable[..., T], *arguments: object) -> T: ...
+def set_once(owner: object, name: str, value: object) -> None: ...
 def uninterrupted(function: Callable[..., T], *arguments: object) -> T: ...
+
+class InTurn:
+    @property
+    def compiled(self) -> bool: ...
+    def __init__(self, calls: Sequence[Callable[[], object]]) -> None: ...
+    def __call__(self) -> None: ...
 
 class Ticket:
     done: bool

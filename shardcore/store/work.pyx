@@ -2,8 +2,10 @@
 
 * `run_tasks` cuts a piece of work over the helper threads; the caller works too, and does not
   return or raise before the last of them has ended.
-* `uninterrupted` lets another thread make a change while the caller waits. Signal handlers run in
-  the main thread only, so what they raise comes before the change or after it, never inside.
+* `uninterrupted` makes a change that no signal handler splits. Handlers run in the main thread only,
+  and between two bytecodes: so a change of compiled calls, `InTurn`, is made where it is asked for.
+  Any other is made by another thread while the caller waits, which takes some 50 µs, and more where
+  that thread has to read on another core what this one has just written.
 * `Line` runs operations one after the other on a thread of its own.
 
 Handing over and waiting are compiled: see `shardcore.store.lock`. The threads are daemons, idle
@@ -16,8 +18,10 @@ threads have worked, would wait for the caller's work to end. It is kept off tha
 
 import collections
 import contextvars
+import functools
 import os
 import threading
+import types
 from _thread import start_new_thread as _start_new_thread
 
 cimport cython
@@ -38,12 +42,14 @@ from shardcore.store.lock cimport (
 )
 
 __all__ = [
+    "InTurn",
     "Line",
     "Ticket",
     "changed_here",
     "helper_threads",
     "helpers_kept_off",
     "run_tasks",
+    "set_once",
     "uninterrupted",
 ]
 
@@ -353,12 +359,87 @@ cdef class _Errand(_Work):
             pause(spot, False, TRIES)
 
 
+cdef class InTurn:
+    """Calls without arguments, made one after the other.
+
+    Parameters
+    ----------
+    calls : sequence of callable
+        Compiled functions, `functools.partial` of them, others of this class; or any.
+
+    Attributes
+    ----------
+    compiled : bool
+        Whether they run no bytecode, so that no interrupt comes inside or between them. Of what a
+        compiled function calls in its turn this knows its arguments only.
+
+    Examples
+    --------
+    >>> from functools import partial
+    >>> found = []
+    >>> both = InTurn([partial(found.append, 3), partial(found.append, 5)])
+    >>> both()
+    >>> found, both.compiled, InTurn([lambda: found]).compiled
+    ([3, 5], True, False)
+    """
+
+    cdef tuple calls
+    cdef readonly bint compiled
+
+    def __init__(self, calls):
+        self.calls = tuple(calls)
+        self.compiled = all_compiled(self.calls)
+
+    def __call__(self):
+        for call in self.calls:
+            call()
+
+
+def set_once(owner, str name, value):
+    """Set an attribute that is empty, and leave any other as it is: no interrupt comes between.
+
+    Parameters
+    ----------
+    owner : object
+    name : str
+    value : object
+
+    Examples
+    --------
+    >>> from types import SimpleNamespace
+    >>> one = SimpleNamespace(ended="")
+    >>> set_once(one, "ended", "applied"), set_once(one, "ended", "dropped"), one.ended
+    (None, None, 'applied')
+    """
+    with cython.critical_section(owner):
+        if not getattr(owner, name):
+            setattr(owner, name, value)
+
+
+cdef bint all_compiled(tuple given) except -1:
+    """Return whether all of them that can be called run no bytecode then."""
+    for one in given:
+        kind = type(one)
+        if kind is InTurn:
+            if not (<InTurn>one).compiled:
+                return False
+        elif kind is functools.partial:
+            if one.keywords or not all_compiled((one.func, *one.args)):
+                return False
+        elif kind is types.MethodType:
+            if type(one.__func__) not in _COMPILED:
+                return False
+        elif callable(one) and kind not in _COMPILED:
+            return False
+    return True
+
+
 def uninterrupted(function, *arguments):
     """Call ``function(*arguments)`` where no interrupt splits it, and return its result.
 
     It is called in another thread, with the context variables of this one, while this one waits: a
     signal handler that raises does so once the call has ended. A fork waits for it as well. Called
-    from such a call it is a plain call.
+    from such a call it is a plain call; and so it is if it is an `InTurn` of compiled calls.
 
     Parameters
     ----------
@@ -376,6 +457,8 @@ def uninterrupted(function, *arguments):
     cdef Cores taken
     if who.shielded:
         return _change(who, function, arguments)
+    if type(function) is InTurn and (<InTurn>function).compiled:
+        return changed_here(function, *arguments)
     errand = _Errand.__new__(_Errand)
     errand.come_from(who)
     errand.function, errand.arguments = function, arguments
@@ -433,6 +516,10 @@ cdef object _change(Caller who, object function, tuple arguments):
         return function(*arguments)
     finally:
         end_change(who)
+
+
+# Their types: of C, and of this module.
+cdef tuple _COMPILED = (type(len), type(uninterrupted))
 
 
 # --- operations in line --------------------------------------------------------------------------

@@ -191,10 +191,11 @@ class _Lookup(torch.autograd.Function):
         """Return the gradients of weights; update, unless another node does."""
         anchored, _, *wanted = ctx.needs_input_grad
         found = ctx.call.backward(gradients, wanted)
-        if anchored and not any(wanted):
+        update_behind = anchored and any(wanted)
+        if anchored and not update_behind:
             ctx.call.apply()
         return (
-            torch.empty(0) if anchored else None,
+            torch.empty(0) if update_behind else None,
             None,
             *(
                 None if one is None else one.to(dtype)

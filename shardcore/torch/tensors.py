@@ -103,7 +103,7 @@ def as_gradient(tensor: Any) -> NDArray[Any]:
     >>> as_gradient(torch.ones(1, dtype=torch.bfloat16))
     array([1.], dtype=float32)
     """
-    wide = tensor.detach()
+    wide = tensor.detach() if tensor.requires_grad else tensor
     if wide.dtype in (torch.float16, torch.bfloat16):
         wide = wide.float()
     array: NDArray[Any] = wide.numpy()

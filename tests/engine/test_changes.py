@@ -9,35 +9,42 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 from dictionary_backend import Dictionary
+from engines import Creep
+from shardcore_cpu.backend import CpuBackend
 
 import shardcore as sc
+from shardcore.backend.base import Backend
 from shardcore.backend.messages import FeatureBags, TableBatch, TableUpdate
+from shardcore.engine.in_flight import APPLIED, DROPPED
 from shardcore.errors import ShardcoreRuntimeError, ShardcoreTypeError
 from shardcore.optimizer.base import Optimizer
 from shardcore.optimizer.slots import SlotSpec
 from shardcore.store import lock as lock_module
 from shardcore.store import table as table_module
 from shardcore.store.lock import ReadWriteLock
+from shardcore.store.work import InTurn
 from shardcore.variable import indexing
 
 SOON, A_WHILE = 30.0, 0.1
 ROWS, DIM = 6, 4
 
 
-def backend_of(name: str) -> Any:
+def backend_of(name: Any) -> Any:
+    if isinstance(name, Backend):
+        return name
     if name == "dictionary":
         return Dictionary()
     return sc.get_backend(name, **({"hosts": 2} if name == "sim" else {}))
 
 
-def engine_of(backend: str, optimizer: Any = None, **options: Any) -> sc.ShardedEmbedding:
+def engine_of(backend: Any, optimizer: Any = None, **options: Any) -> sc.ShardedEmbedding:
     zeros = sc.initializers.Zeros()
     tables = [sc.TableConfig(ROWS, DIM, initializer=zeros, name=name) for name in "ab"]
     return sc.ShardedEmbedding(
@@ -531,3 +538,100 @@ def test_an_interrupt_between_the_blocks_of_a_write_splits_nothing(
         sys.settrace(None)
     found = np.asarray(rows)
     assert (found == found[0, 0]).all()
+
+
+# --- updates that are staged ----------------------------------------------------------------------
+
+
+class Staging(CpuBackend):
+    """Notes in which way updates come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ways: list[str] = []
+
+    def stage(self, updates: Sequence[TableUpdate]) -> InTurn | None:
+        staged = super().stage(updates)
+        self.ways.append("none" if staged is None else f"compiled {staged.compiled}")
+        return staged
+
+
+class Applying(CpuBackend):
+    """Has an `apply` of its own, which must not be passed over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.updates = 0
+
+    def apply(self, updates: Sequence[TableUpdate]) -> None:
+        self.updates += 1
+        super().apply(updates)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "way"), [(None, "compiled True"), (Creep(), "none")], ids=["kernel", "Python"]
+)
+def test_small_updates_by_kernels_are_compiled_calls(optimizer: Any, way: str) -> None:
+    backend = Staging()
+    with engine_of(backend, optimizer) as e:
+        step(e)
+        step(e)
+        assert backend.ways == [way, way]
+        assert (e.step, e.in_flight, e.metrics()["steps"]) == (2, 0, 2)
+        assert e.metrics()["unique_rows"] == 8
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_large_updates_are_cut_over_threads_where_there_are_several(threads: int) -> None:
+    rng, before = np.random.default_rng(), sc.get_num_threads()
+    table = sc.TableConfig(1 << 15, 64, initializer=sc.initializers.Zeros(), name="t")
+    ids, backend = rng.integers(0, 1 << 15, (1 << 13, 4)), Staging()
+    sc.set_num_threads(threads)
+    try:
+        with sc.ShardedEmbedding(
+            sc.FeatureConfig(table), sc.optimizers.SGD(learning_rate=1.0), backend=backend
+        ) as e:
+            e.lookup(ids).apply_gradients(np.ones((1 << 13, 64), np.float32))
+            assert backend.ways == [f"compiled {threads == 1}"]
+            counts = np.bincount(ids.reshape(-1), minlength=1 << 15)
+            assert np.array_equal(e.tables["t"][:, 0] * -4, counts)
+    finally:
+        sc.set_num_threads(before)
+
+
+def test_an_apply_of_a_backend_s_own_is_called() -> None:
+    backend = Applying()
+    with engine_of(backend) as e:
+        step(e)
+        assert (backend.updates, e.step) == (1, 1)
+
+
+def test_an_update_that_cannot_be_staged_leaves_the_batch_waiting(monkeypatch: Any) -> None:
+    backend = Staging()
+    with engine_of(backend) as e:
+        e.enqueue(BATCH)
+        e.dequeue()
+        before = e.tables["a"].numpy()
+
+        def fails(*arguments: object) -> None:
+            raise MemoryError
+
+        with monkeypatch.context() as patch:
+            patch.setattr(backend, "_staged", fails)
+            with pytest.raises(MemoryError):
+                e.apply_gradients(ONES)
+        assert (e.step, e.in_flight, e.metrics()["unique_rows"]) == (0, 1, 0)
+        assert np.array_equal(e.tables["a"].numpy(), before)
+        e.apply_gradients(ONES)
+        assert (e.step, e.in_flight, e.metrics()["unique_rows"]) == (1, 0, 4)
+
+
+def test_a_lookup_dropped_while_it_is_applied_stays_dropped() -> None:
+    with engine_of("cpu") as e:
+        held = e.lookup(BATCH)
+        pending = held._pending
+        calls = pending.ending(APPLIED)
+        held.drop()
+        for call in calls:
+            call()
+        assert (pending.ended, pending.batch, pending.lookup) == (DROPPED, None, None)

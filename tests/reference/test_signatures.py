@@ -85,7 +85,7 @@ def test_every_kernel_of_offsets_and_store_has_a_twin() -> None:
     }
     # Checks return what they are given, or a copy of it; `reduce_bags` and `reduce_bags_at` write
     # what `segment_reduce` returns; `every_row` and `updated` are NumPy around kernels that have
-    # twins; `one_after_another` is part of `update_rows`; `is_plain` is about dtypes only,
+    # twins; `is_plain` is about dtypes only,
     # `has_few_rows` about sizes.
     without = {
         "as_max_norm",
@@ -95,7 +95,6 @@ def test_every_kernel_of_offsets_and_store_has_a_twin() -> None:
         "immutable",
         "integers",
         "is_plain",
-        "one_after_another",
         "place_in",
         "reduce_bags",
         "reduce_bags_at",

@@ -11,12 +11,25 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from shardcore.store import lock, work
-from shardcore.store.work import Line, changed_here, helper_threads, run_tasks, uninterrupted
+from shardcore.store.lock import Mutex
+from shardcore.store.tally import Tally
+from shardcore.store.work import (
+    InTurn,
+    Line,
+    changed_here,
+    helper_threads,
+    run_tasks,
+    set_once,
+    uninterrupted,
+)
 
 SOON = 30.0
 posix = pytest.mark.skipif(not hasattr(os, "fork"), reason="signals and forks as POSIX has them")
@@ -172,6 +185,94 @@ def test_a_change_gives_back_results_errors_and_context() -> None:
     thread.start()
     thread.join(SOON)
     assert contexts == [None]
+
+
+def told_where() -> contextvars.ContextVar[str]:
+    """A variable that is set where a compiled call sets it: another thread has a copy of it."""
+    return contextvars.ContextVar("variable", default="")
+
+
+def test_a_change_of_compiled_calls_is_made_here() -> None:
+    where, found = told_where(), []
+    uninterrupted(InTurn([partial(found.append, 3), partial(where.set, "here")]))
+    assert (found, where.get()) == ([3], "here")
+
+
+def test_a_change_of_any_other_calls_is_made_elsewhere() -> None:
+    where, idents = told_where(), []
+    uninterrupted(InTurn([partial(where.set, "here"), lambda: idents.append(0)]))
+    assert (idents, where.get()) == ([0], "")
+
+
+class Answer:
+    def __call__(self) -> int:
+        return 42
+
+    def method(self) -> int:
+        return 42
+
+
+@pytest.mark.parametrize(
+    ("call", "compiled"),
+    [
+        (len, True),
+        ([].append, True),
+        (Tally(1).read, True),
+        (helper_threads, True),
+        (partial(setattr, SimpleNamespace(), "a", 1), True),
+        (partial(Mutex().run, partial(max, 3, 5)), True),
+        (InTurn([helper_threads]), True),
+        (InTurn([helper_threads, lambda: 1]), False),
+        (lambda: 1, False),
+        (Answer(), False),
+        (Answer().method, False),
+        (Answer, False),
+        (partial(lambda: 1), False),
+        (partial(Mutex().run, lambda: 1), False),
+        (partial(Mutex().run, partial(Answer().method)), False),
+        (partial(sorted, [], key=lambda one: one), False),
+    ],
+)
+def test_which_calls_run_no_bytecode(call: Callable[[], Any], compiled: bool) -> None:
+    assert InTurn([call]).compiled is compiled
+    assert InTurn([helper_threads, call]).compiled is compiled
+
+
+def test_an_error_ends_compiled_calls_and_is_raised_here() -> None:
+    found: list[int] = []
+    calls = InTurn([partial(found.append, 3), partial(divmod, 1, 0), partial(found.append, 5)])
+    with pytest.raises(ZeroDivisionError):
+        uninterrupted(calls)
+    assert found == [3]
+    assert uninterrupted(threading.get_ident) != threading.get_ident()  # as before
+
+
+def test_a_fork_waits_for_compiled_calls() -> None:
+    held = threading.Lock()
+    held.acquire()
+    change = InTurn([held.acquire])
+    assert change.compiled
+    changing = threading.Thread(target=uninterrupted, args=(change,))
+    changing.start()
+    time.sleep(0.2)
+    forked = threading.Thread(target=lock._before_fork)
+    forked.start()
+    forked.join(0.3)
+    assert forked.is_alive()
+    held.release()
+    forked.join(SOON)
+    changing.join(SOON)
+    assert not forked.is_alive()
+    lock._after_fork_in_parent()
+
+
+def test_an_attribute_is_set_once() -> None:
+    one = SimpleNamespace(ended="")
+    set_once(one, "ended", "applied")
+    set_once(one, "ended", "dropped")
+    assert one.ended == "applied"
+    with pytest.raises(AttributeError):
+        set_once(one, "begun", "now")
 
 
 def test_a_change_keeps_nothing_alive() -> None:
