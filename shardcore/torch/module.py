@@ -141,6 +141,11 @@ class EngineModule(torch.nn.Module):
         self.frozen = not requires_grad
         return self
 
+    def _updates(self) -> bool:
+        """Return whether a lookup now is for training; on as many threads as torch uses."""
+        follow_torch()
+        return self.training and not self.frozen and torch.is_grad_enabled()
+
     def _look_up(
         self,
         leaves: Sequence[Any],
@@ -150,9 +155,8 @@ class EngineModule(torch.nn.Module):
         scale: NDArray[Any] | None = None,
     ) -> tuple[Any, ...]:
         """Return the activations per feature, with the way back where gradients may come."""
-        follow_torch()
-        watched = torch.is_grad_enabled()
-        update = watched and self.training and not self.frozen
+        update = self._updates()
+        watched = update or torch.is_grad_enabled()
         factors = [None if one is None else as_array(one, "per_sample_weights") for one in weights]
         if not update and not (
             watched and any(one is not None and one.requires_grad for one in weights)

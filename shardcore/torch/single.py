@@ -21,6 +21,7 @@ from shardcore.errors import (
 from shardcore.features.config import FeatureConfig, TableConfig
 from shardcore.initializers import FromArray, Normal, Zeros
 from shardcore.optimizer.base import Optimizer
+from shardcore.torch.autograd import as_tensors
 from shardcore.torch.calls import check_inside, renamed
 from shardcore.torch.module import EngineModule
 from shardcore.torch.table_copy import table_copy
@@ -136,6 +137,8 @@ class OneTable(EngineModule):
     ) -> Any:
         """Look the only feature up; `given` are the ids as they came, for messages."""
         try:
+            if weights is None and not self._updates():  # the same, with fewer steps
+                return as_tensors([self._engine(leaf)], [self.dtype])[0]
             return self._look_up([leaf], [weights], [TABLE], [self.dtype], scale)[0]
         except ShardcoreError as error:
             if isinstance(error, ShardcoreIndexError):

@@ -41,10 +41,10 @@ EVEN: Final = replace(SMALL, rows=143 * SMALL.shards)
 ASKED_OF: Final = {
     "shardcore": ("combiner", "short", "shards"),
     "NumPy": ("partition", "variable"),
-    "torch": ("lookup", "dims", "combiner", "short", "optimizer", "serving", "sizes"),
+    "torch": ("lookup", "dims", "combiner", "short", "optimizer", "serving", "few", "sizes"),
     "FBGEMM": (
         *("lookup", "dims", "combiner", "short", "step", "form", "criteo", "many"),
-        *("partition", "sizes"),
+        *("few", "partition", "sizes"),
     ),
     "TensorFlow": ("combiner", "optimizer", "partition", "slices", "variable"),
     "memory": ("lookup", "short", "step", "optimizer"),

@@ -221,6 +221,15 @@ def narrowed(values):
     return torch.nested.narrow(values, dim=1, start=begins, length=lengths, layout=torch.jagged)
 
 
+def test_offsets_that_lie_apart():
+    ids, rows = torch.arange(6), torch.randn(12, 3)
+    ends = torch.tensor([0, 9, 2, 9, 6])[::2]
+    bag = st.EmbeddingBag(12, 3, mode="sum", _weight=rows, include_last_offset=True)
+    assert torch.equal(bag(ids, ends), bag(ids, ends.clone()))
+    begins = st.EmbeddingBag(12, 3, mode="sum", _weight=rows)
+    assert torch.equal(begins(ids, ends[:2]), bag(ids, ends))
+
+
 def test_nested_tensors_that_were_narrowed_are_their_bags_alone():
     ids, weights = torch.arange(16).reshape(4, 4) % 12, torch.rand(4, 4)
     values = torch.cat([ids[0, :2], ids[1, 1:2], ids[3, 2:]])

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from shardcore_bench.cases.case import Case, Point
+from shardcore_bench.cases.few_bags import few_bags
 from shardcore_bench.cases.growth import growth
 from shardcore_bench.cases.lookup import combiners, lookups, other_dims, short_rows
 from shardcore_bench.cases.many_tables import criteo, many_small
@@ -27,6 +28,7 @@ GROUPS: Final[dict[str, Callable[[Sizes, int], Iterator[Case]]]] = {
     "criteo": criteo,
     "many": many_small,
     "serving": serving,
+    "few": few_bags,
     "partition": partitions,
     "slices": slices,
     "variable": variables,

@@ -62,6 +62,10 @@ class Peer(ABC):
         """Combine the rows of every bag of several batches, one after the other, in one table."""
         raise self.unable("no lookups of several batches")
 
+    def module_lookup(self, task: LookupTask) -> Contender:
+        """Combine the rows of every bag by a module of torch's, without gradients."""
+        raise self.unable("no module")
+
     def step(self, task: StepTask) -> Contender:
         """Look up, and update every row that is named."""
         raise self.unable("no such step")

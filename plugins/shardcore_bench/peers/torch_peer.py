@@ -67,6 +67,17 @@ class Torch(Peer):
 
         return Contender("F.embedding_bag", run, arrays)
 
+    def module_lookup(self, task: LookupTask) -> Contender:
+        torch = importlib.import_module("torch")
+        bag = torch.nn.EmbeddingBag(*task.rows.shape, mode="sum", _weight=as_tensor(task.rows))
+        ids, offsets = as_tensor(task.ids), as_tensor(task.row_splits[:-1])
+
+        def run() -> Any:
+            with torch.no_grad():
+                return bag(ids, offsets)
+
+        return Contender("torch.nn.EmbeddingBag", run, lambda found: (found.numpy(),))
+
     def step(self, task: StepTask) -> Contender:
         torch = importlib.import_module("torch")
         # It warns of every sparse gradient unless told whether to check them; unchecked is faster.
