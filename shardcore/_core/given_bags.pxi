@@ -172,12 +172,18 @@ cdef class GivenBags:
         if not shared:
             to_share = SharedCall.__new__(SharedCall)
             to_share.call, to_share.numbers = call, numbers
-            self.make_on_threads(to_share)
+            try:
+                self.make_on_threads(to_share)
+            finally:
+                to_share.call = NULL    # which lies on the stack
         return call.wrong == 0
 
 
 cdef class SharedCall:
-    """Bags of one call, cut into shares, made by any number of threads while the call waits."""
+    """Bags of one call, cut into shares, made by any number of threads while the call waits.
+
+    There is nothing to cut or to make before it or after it.
+    """
 
     cdef Call* call
     cdef Py_ssize_t numbers     # elements that are summed
@@ -187,13 +193,16 @@ cdef class SharedCall:
 
         None has fewer than `least` elements but where one is all.
         """
+        if self.call == NULL:
+            return 0
         self.call.shares = max(min(most, self.numbers // least), 1)
         return self.call.shares
 
     def make(self):
         """Make shares that no thread has begun."""
-        with nogil:
-            combine_part(self.call, 0)
+        if self.call != NULL:
+            with nogil:
+                combine_part(self.call, 0)
 
 
 cdef Py_ssize_t border_of(const Call* call, Py_ssize_t share) noexcept nogil:

@@ -49,6 +49,8 @@ cdef class Lookups(Shares):
                 or look_at(out__bd, floats, size, dim, <const void**>&lookup.out) != bags):
             raise ValueError("a lookup must have a weight of each id, and a divisor and a row of out "
                              "of each bag")
+        if not PyArray_ISWRITEABLE(<PyArrayObject*><void*>out__bd):
+            raise ValueError("out of a lookup must be writable")
         if bags <= 0:
             return
         if lookup.row_splits[0] < 0 or lookup.row_splits[bags] > count:

@@ -352,3 +352,24 @@ def test_rows_are_held_and_seen_as_they_are() -> None:
     out = np.empty((1, 2), np.float32)
     assert combine(np.array([5, 1]), np.array([0, 2]), None, DIVIDED["mean"], out)
     assert out.tolist() == [[51.0, 51.5]]
+
+
+def test_what_is_left_of_a_shared_call_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its record lies on the stack of the call that made it, which is over."""
+    kept: list[Any] = []
+    before = threads.get_num_threads()
+    threads.set_num_threads(3)  # with two a companion may do it
+    monkeypatch.setattr(given_bags, "_make_on_threads", kept.append)
+    try:
+        rows, ids = np.ones((100, 64), np.float32), np.zeros(1 << 14, np.int64)
+        combine = given_bags_of([rows], None)
+        assert combine is not None
+        splits, out = np.arange(0, ids.size + 1, 2), np.zeros((ids.size // 2, 64), np.float32)
+        assert combine(ids, splits, None, DIVIDED["sum"], out)
+        (call,) = kept
+        assert (call.cut(4, 1), call.make()) == (0, None)
+        made = type(call).__new__(type(call))
+        assert (made.cut(4, 1), made.make()) == (0, None)
+        assert not out.any()
+    finally:
+        threads.set_num_threads(before)

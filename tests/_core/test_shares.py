@@ -418,6 +418,11 @@ def add_update(writable: bool = True, **other: Any) -> int:
             ValueError,
             "row_splits of a lookup must lie among its ids",
         ),
+        (
+            {"out": np.zeros((2, 3), np.float32)},
+            ValueError,
+            "out of a lookup must be writable",
+        ),
     ],
 )
 def test_a_lookup_that_is_not_right_is_refused(
@@ -431,6 +436,7 @@ def test_a_lookup_that_is_not_right_is_refused(
         "out": np.empty((2, 3), np.float32),
         **wrong,
     }
+    arrays["out"].flags.writeable = "writable" not in text
     stored = StoredRows(np.zeros((2, 3), np.float32), {}).found
     with pytest.raises(error, match=f"^{re.escape(text)}"):
         lookups_module._kernel.Lookups().add(stored, *arrays.values())
