@@ -70,10 +70,10 @@ def as_array(tensor: Any, argument: str) -> NDArray[Any]:
     >>> as_array(torch.tensor([1, 2]), "input")
     array([1, 2])
     """
-    if type(tensor) is torch.Tensor:
+    if type(tensor) is torch.Tensor and not tensor.requires_grad:
         try:
             plain: NDArray[Any] = tensor.numpy()
-        except (RuntimeError, TypeError):  # bfloat16, or with a gradient, or none at all
+        except (RuntimeError, TypeError):  # bfloat16, elsewhere, or without values
             pass
         else:
             return plain

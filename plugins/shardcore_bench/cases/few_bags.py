@@ -1,4 +1,4 @@
-"""Few bags, where what is around the kernels takes the time: steps, and modules of `shardcore.torch`.
+"""Few bags, where calls take the time, not rows: steps, and modules of `shardcore.torch`.
 
 Of lookups by themselves, see ``serving.py``.
 """
