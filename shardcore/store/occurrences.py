@@ -42,6 +42,9 @@ _BUCKET_BITS: Final = 11
 _MOST_BUCKETS: Final = 9
 """2**9 buckets: with more, dealing pairs to them waits for the addresses of their pages."""
 
+_ONE_BUCKET: Final = 1 << 12
+"""Occurrences, at most, that are one bucket: to count and to share so few takes longer."""
+
 _PART: Final = 1 << 16
 """Least occurrences that are handed to another thread."""
 
@@ -222,7 +225,7 @@ def _sorted(rows: Ints, num_rows: int, deal: Callable[..., None]) -> Occurrences
     n, bits = rows.size, max(num_rows - 1, 0).bit_length()
     shift = max(0, bits - min(max(n.bit_length() - _BUCKET_BITS, 0), _MOST_BUCKETS))
     buckets, wide = 1 << (bits - shift), bits > 32
-    if n < 1 << _BUCKET_BITS:
+    if n <= _ONE_BUCKET:
         return _sorted_in_one(n, bits, wide, deal)
     index = TYPE_NAMES[rows.dtype]
     parts = max(1, min(threads.get_num_threads(), n // _PART))
@@ -270,7 +273,7 @@ def _sorted(rows: Ints, num_rows: int, deal: Callable[..., None]) -> Occurrences
 
 
 def _sorted_in_one(n: int, bits: int, wide: bool, deal: Callable[..., None]) -> Occurrences:
-    """Do as `_sorted` with so few that they are one bucket: to count and share takes longer."""
+    """Do as `_sorted` with so few that they are one bucket, whatever their rows."""
     size = n * (_kernel.WIDE_WORDS if wide else _kernel.NARROW_WORDS)
     pairs, border = np.empty(2 * size, np.uint64), np.array([0, n])
     deal(slice(0, n), bits, border[:1].copy(), pairs, wide)

@@ -136,6 +136,17 @@ def test_batches_beyond_every_block_on_threads(
         np.testing.assert_array_equal(found.gains, gains[order], strict=True)
 
 
+@pytest.mark.parametrize("bits", [0, 1, 9, 15, 16, 22, 31, 34])
+@pytest.mark.parametrize("n", [25, 2047, 4095, 4096, 4097])
+def test_batches_of_one_bucket_and_the_next(n: int, bits: int) -> None:
+    """Against NumPy's stable sort: rows that are counted, and those that are sorted by digits."""
+    rng = np.random.default_rng(n)
+    rows = rng.integers(0, 1 << bits, n)
+    rows[rng.random(n) < 0.2] = (1 << bits) - 1
+    sources = rng.integers(0, 1 << 20, n).astype(np.int32)
+    assert_sorted(sort_occurrences(rows, sources, None, 1 << bits), rows, sources)
+
+
 @pytest.mark.parametrize("index", [np.int32, np.int64])
 @pytest.mark.parametrize("num_rows", [1, 2, 63, 64, 65, 5000, 8192, 8193, 32_768])
 @pytest.mark.parametrize("n", [1, 24, 2048, 30_000])
