@@ -467,13 +467,11 @@ def _hyper_of(optimizer: Optimizer, step: int, rates: dict[object, float]) -> tu
     if type(optimizer).hyper is not Optimizer.hyper:
         return hyper_at(optimizer, step)
     names = optimizer.hyper_names
-    values = [getattr(optimizer, name) for name in names]
-    return tuple(
-        [
-            value if type(value) is float else _evaluated(value, name, step, rates)
-            for name, value in zip(names, values, strict=True)
-        ]
-    )
+    values = tuple([getattr(optimizer, name) for name in names])
+    if {float}.issuperset(map(type, values)):  # numbers as they are: the commonest
+        return values
+    named = zip(names, values, strict=True)
+    return tuple([_evaluated(value, name, step, rates) for name, value in named])
 
 
 def _evaluated(value: LearningRate, argument: str, step: int, rates: dict[object, float]) -> float:

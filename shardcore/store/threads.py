@@ -37,7 +37,11 @@ __all__ = [
 _VARIABLE = "SHARDCORE_NUM_THREADS"
 MAX_THREADS = 1024
 PIECE = 1 << 18
-"""Least elements that are handed to another thread: some 50 µs of work, several hand-overs."""
+"""Least elements of a share of what threads do together: some 50 µs of work."""
+
+_TOGETHER = 4
+"""Shares of which work has fewer are not handed to others: they take longer to wake, and to begin in
+caches that have nothing of it, than they save."""
 
 _SMALL_PIECE = 1 << 13
 """Least elements that are left to the companion: a microsecond of work."""
@@ -170,7 +174,7 @@ def cut(work: Any, least: int) -> int:
     work : compiled object
         As in ``_core/shares.pxi``.
     least : int
-        Elements of a share, at least.
+        Elements of a share, at least. Less work than four such is one share.
 
     Returns
     -------
@@ -179,6 +183,8 @@ def cut(work: Any, least: int) -> int:
     """
     threads = get_num_threads()
     shares: int = work.cut(threads * _SHARES if threads > 1 else 1, least)
+    if 1 < shares < _TOGETHER:
+        shares = work.cut(1, least)
     return min(shares, threads)
 
 
@@ -222,8 +228,8 @@ def ranges(splits: np.ndarray[Any, np.dtype[np.int64]], cost: int) -> list[tuple
     splits : ndarray of int64, shape (segments + 1,)
         Segment i holds values ``splits[i]`` to ``splits[i + 1]``.
     cost : int
-        Elements that one value stands for. No range gets fewer than `PIECE` elements: handing
-        less to another thread costs more than it saves.
+        Elements that one value stands for. No range gets fewer than `PIECE` elements, and there is
+        one where there are fewer than four times as many.
 
     Returns
     -------
@@ -237,7 +243,7 @@ def ranges(splits: np.ndarray[Any, np.dtype[np.int64]], cost: int) -> list[tuple
     """
     segments = splits.size - 1
     work = (int(splits[-1]) - int(splits[0]) + segments) * cost
-    if work < 2 * PIECE:
+    if work < _TOGETHER * PIECE:
         return [(0, segments)] if segments else []
     pieces = min(segments, work // PIECE, get_num_threads())
     if pieces <= 1 or get_num_threads() == 1:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
 from shardcore.store import threads
 from shardcore.store.segment_reduce import segment_reduce
-from shardcore.store.threads import get_num_threads, ranges, run, set_num_threads
+from shardcore.store.threads import cut, get_num_threads, ranges, run, set_num_threads
 from shardcore.store.work import helper_threads
 
 
@@ -150,6 +150,48 @@ def test_large_work_is_cut_evenly_and_small_work_not_at_all() -> None:
     pieces = ranges(np.arange(0, 32 * 1000 + 1, 32), cost=64)
     assert len(pieces) == 2
     assert {hi - lo for lo, hi in pieces} == {500}
+
+
+class Work:
+    """So many elements, cut as kernels cut them."""
+
+    def __init__(self, elements: int) -> None:
+        self.elements, self.asked = elements, list[int]()
+
+    def cut(self, most: int, least: int) -> int:
+        self.asked.append(max(min(most, self.elements // least), min(self.elements, 1)))
+        return self.asked[-1]
+
+
+@pytest.mark.parametrize(
+    ("number", "elements", "shares", "helping"),
+    [
+        (1, 10_000, [1], 1),
+        (2, 0, [0], 0),
+        (2, 199, [1], 1),
+        (2, 200, [2, 1], 1),
+        (2, 399, [3, 1], 1),
+        (2, 400, [4], 2),
+        (2, 10_000, [16], 2),
+        (7, 499, [4], 4),
+        (7, 10_000, [56], 7),
+    ],
+)
+def test_work_of_fewer_than_four_shares_is_not_handed_over(
+    number: int, elements: int, shares: list[int], helping: int
+) -> None:
+    set_num_threads(number)
+    work = Work(elements)
+    assert cut(work, 100) == helping
+    assert work.asked == shares
+
+
+@pytest.mark.parametrize("bags", [4095, 4096])
+def test_segments_of_fewer_than_four_pieces_are_one_range(bags: int) -> None:
+    set_num_threads(4)
+    splits = np.arange(bags + 1) * 3  # of each bag 3 values and itself count as 64 elements
+    pieces = ranges(splits, cost=64)
+    assert len(pieces) == (4 if bags == 4096 else 1)
 
 
 def test_eight_threads_share_inputs() -> None:
