@@ -1,8 +1,9 @@
 """`functools.cached_property` without a lock.
 
 That of Python 3.11 holds one lock for the instances of all threads while a value is computed, and
-keeps it where an interrupt comes at the wrong bytecode: every other thread that asks for a value
-then waits for ever. From 3.12 on it is as this one: two threads may compute a value twice.
+keeps it where an exception comes at the wrong bytecode, as a trace function can raise it: every
+other thread that asks for a value then waits for ever. From 3.12 on it is as this one: two threads
+may compute a value twice.
 """
 
 from __future__ import annotations

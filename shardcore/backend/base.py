@@ -426,11 +426,11 @@ class Backend(ABC):
             self.count_unique_rows(unique)
 
     def stage(self, updates: Sequence[TableUpdate]) -> InTurn | None:
-        """Prepare what `apply` would do, and return what does it when it is called; None: nothing.
+        """Prepare what `apply` would do, change nothing, and return the calls that do it, or None.
 
-        For backends that update rows in memory of this process: of calls that run no bytecode no
-        interrupt comes inside, so the engine calls them where it is, which takes less time than to
-        let another thread call `apply`. It has checked that no other update is under way.
+        For backends that update rows in memory of this process. No interrupt comes inside of calls
+        that run no bytecode, so the engine makes them where it is, which takes less time than to
+        let another thread call `apply`. No other update is under way.
 
         Parameters
         ----------

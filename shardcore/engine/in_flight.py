@@ -263,12 +263,6 @@ class BatchesInFlight:
 
     # --- ends ------------------------------------------------------------------------------------
 
-    def end(self, pending: Pending, how: str) -> None:
-        """End one, in line or not."""
-        pending.end(how)
-        if pending in self._line:
-            self._line.remove(pending)
-
     def ending(self, pending: Pending, how: str) -> list[Callable[[], object]]:
         """Return the calls that end one, in line or not: as `Pending.ending`."""
         calls = pending.ending(how)

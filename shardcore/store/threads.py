@@ -40,8 +40,8 @@ PIECE = 1 << 18
 """Least elements of a share of what threads do together: some 50 µs of work."""
 
 _TOGETHER = 4
-"""Shares of which work has fewer are not handed to others: they take longer to wake, and to begin in
-caches that have nothing of it, than they save."""
+"""Shares, at least, of work that is handed to other threads. With less, to wake one, whose caches
+hold nothing of the work, takes longer than it saves."""
 
 _SMALL_PIECE = 1 << 13
 """Least elements that are left to the companion: a microsecond of work."""

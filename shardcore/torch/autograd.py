@@ -191,7 +191,7 @@ class _Lookup(torch.autograd.Function):
         """Return the gradients of weights; update, unless another node does."""
         anchored, _, *wanted = ctx.needs_input_grad
         found = ctx.call.backward(gradients, wanted)
-        update_behind = anchored and any(wanted)
+        update_behind = anchored and any(wanted)  # a node of its own, which needs a gradient
         if anchored and not update_behind:
             ctx.call.apply()
         return (

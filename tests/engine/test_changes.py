@@ -583,7 +583,7 @@ def test_small_updates_by_kernels_are_compiled_calls(optimizer: Any, way: str) -
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_large_updates_are_cut_over_threads_where_there_are_several(threads: int) -> None:
-    rng, before = np.random.default_rng(), sc.get_num_threads()
+    rng, before = np.random.default_rng(0), sc.get_num_threads()
     table = sc.TableConfig(1 << 15, 64, initializer=sc.initializers.Zeros(), name="t")
     ids, backend = rng.integers(0, 1 << 15, (1 << 13, 4)), Staging()
     sc.set_num_threads(threads)

@@ -187,19 +187,19 @@ def test_a_change_gives_back_results_errors_and_context() -> None:
     assert contexts == [None]
 
 
-def told_where() -> contextvars.ContextVar[str]:
-    """A variable that is set where a compiled call sets it: another thread has a copy of it."""
+def variable() -> contextvars.ContextVar[str]:
+    """Return one that a compiled call sets for this thread only: another has a copy of it."""
     return contextvars.ContextVar("variable", default="")
 
 
 def test_a_change_of_compiled_calls_is_made_here() -> None:
-    where, found = told_where(), []
+    where, found = variable(), []
     uninterrupted(InTurn([partial(found.append, 3), partial(where.set, "here")]))
     assert (found, where.get()) == ([3], "here")
 
 
 def test_a_change_of_any_other_calls_is_made_elsewhere() -> None:
-    where, idents = told_where(), []
+    where, idents = variable(), []
     uninterrupted(InTurn([partial(where.set, "here"), lambda: idents.append(0)]))
     assert (idents, where.get()) == ([0], "")
 
@@ -252,18 +252,20 @@ def test_a_fork_waits_for_compiled_calls() -> None:
     held.acquire()
     change = InTurn([held.acquire])
     assert change.compiled
-    changing = threading.Thread(target=uninterrupted, args=(change,))
+    changing = threading.Thread(target=uninterrupted, args=(change,), daemon=True)
     changing.start()
     time.sleep(0.2)
-    forked = threading.Thread(target=lock._before_fork)
+    forked = threading.Thread(target=lock._before_fork, daemon=True)
     forked.start()
-    forked.join(0.3)
-    assert forked.is_alive()
-    held.release()
-    forked.join(SOON)
-    changing.join(SOON)
+    try:
+        forked.join(0.3)
+        assert forked.is_alive()
+    finally:
+        held.release()
+        forked.join(SOON)
+        changing.join(SOON)
+        lock._after_fork_in_parent()
     assert not forked.is_alive()
-    lock._after_fork_in_parent()
 
 
 def test_an_attribute_is_set_once() -> None:
