@@ -52,6 +52,7 @@ UTILITY = f"{CORE}._cyutility"  # memoryview support code, compiled once for all
 KERNELS = ["bag_max", "constants", "cpu", "hashing", "occurrences", "offsets", "partition"]
 KERNELS += ["random", "routing", "slices", "taken_bags", "triples"]
 STORE = ["companion", "lock", "tally", "work"]  # threads, and what no interrupt may split
+ENGINE = ["given_lookups"]  # what small lookups would wait for Python in
 
 THREADING = [f"shardcore/store/{name}.h" for name in ("companion", "cores")]
 
@@ -245,6 +246,9 @@ extensions = [kernel(UTILITY, "shardcore/_core/_cyutility.c")]
 extensions += [kernel(f"{CORE}.{name}", f"shardcore/_core/{name}.pyx") for name in KERNELS]
 extensions += [
     kernel(f"shardcore.store.{name}", f"shardcore/store/{name}.pyx", *THREADING) for name in STORE
+]
+extensions += [
+    kernel(f"shardcore.engine.{name}", f"shardcore/engine/{name}.pyx") for name in ENGINE
 ]
 extensions += [
     kernel("shardcore_optimizers._hyper", "plugins/shardcore_optimizers/_hyper.pyx", *HYPER)

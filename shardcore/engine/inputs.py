@@ -14,7 +14,6 @@ from shardcore.engine.tables import PlannedTable
 from shardcore.errors import ShardcoreValueError
 from shardcore.features.config import FeatureConfig
 from shardcore.features.frames import read_frames
-from shardcore.features.plain import PlainBags, plain_bags, plain_weights
 from shardcore.features.planned import PlannedFeature, plan_features
 from shardcore.features.prepare import prepare_features
 from shardcore.features.prepared import PreparedFeature
@@ -41,6 +40,14 @@ class Inputs:
     features : list of PlannedFeature
     batch_size : int or None
         The first axis of every batch; None: any.
+    kind : type or None
+        Of the structure, a dict, list or tuple with nothing but features in it; else None.
+    keys : tuple or None
+        Of such a dict.
+    single : bool
+        Whether the structure is one feature.
+    special : bool
+        Whether with rows of some feature more is to be done than to combine them.
     """
 
     def __init__(
@@ -52,19 +59,19 @@ class Inputs:
     ) -> None:
         # Containers of our own: the caller may change his.
         self._structure = unflatten(feature_config, [config for _, config in features])
-        self._keys: tuple[Any, ...] | None = None
-        self._flat: Any = None  # its type, where it has no other inside
+        self.keys: tuple[Any, ...] | None = None
+        self.kind: Any = None  # its type, where it has no other inside
         kind = type(self._structure)
         if kind is dict and all(map(is_feature, self._structure.values())):
-            self._flat, self._keys = kind, tuple(self._structure)
+            self.kind, self.keys = kind, tuple(self._structure)
         elif kind in (list, tuple) and all(map(is_feature, self._structure)):
-            self._flat = kind
-        self._single = is_feature(self._structure)
+            self.kind = kind
+        self.single = is_feature(self._structure)
         self._tables = tables
         self.features: list[PlannedFeature] = plan_features(
             features, {table.config: table.spec for table in tables}
         )
-        self._special = any(feature.divided is None for feature in self.features)
+        self.special = any(feature.divided is None for feature in self.features)
         self.batch_size: int | None = None
         self._one_host = one_host
 
@@ -74,45 +81,16 @@ class Inputs:
         A dict, list or tuple of features, the usual structures, is read without the paths of the
         general one.
         """
-        if type(given) is self._flat:
-            keys = self._keys
+        if type(given) is self.kind:
+            keys = self.keys
             if keys is None:
                 if len(given) == len(self._structure):
                     return list(given)
             elif given.keys() == self._structure.keys():
                 return [given[key] for key in keys]
-        if self._single:
+        if self.single:
             return [given]
         return flatten_like(self._structure, given, what)
-
-    def plain(
-        self, features: Any, weights: Any
-    ) -> list[tuple[PlainBags, NDArray[Any] | None]] | None:
-        """Return a batch's bags and weights, unchecked, if rows are to be combined only.
-
-        None: some feature or weights are not of a plain form, or something else is to be done with
-        them, or the batch is of another size.
-        """
-        if not (self._single or self._is_plain(features, weights)) or self._special:
-            return None
-        found: list[tuple[PlainBags, NDArray[Any] | None]] = []
-        for leaf in self.leaves(features, "features"):
-            bags = plain_bags(leaf)
-            if bags is None:
-                return None
-            if self.batch_size is not None and bags.batch_shape[0] != self.batch_size:
-                return None
-            found.append((bags, None))
-        if weights is None:
-            return found
-        for at, leaf in enumerate(self.leaves(weights, "weights")):
-            if leaf is not None:
-                bags, _ = found[at]
-                factors = plain_weights(leaf, bags)
-                if factors is None:
-                    return None
-                found[at] = bags, factors
-        return found
 
     def optional_leaves(self, given: Any, what: str) -> list[Any]:
         """Return what a caller gives per feature; None for all stands for None in each."""
@@ -120,11 +98,11 @@ class Inputs:
 
     def nested(self, leaves: Sequence[Any]) -> Any:
         """Return what there is per feature in the structure of the features."""
-        if self._keys is not None:
-            return dict(zip(self._keys, leaves, strict=True))
-        if self._flat is not None:
-            return self._flat(leaves)
-        if self._single:
+        if self.keys is not None:
+            return dict(zip(self.keys, leaves, strict=True))
+        if self.kind is not None:
+            return self.kind(leaves)
+        if self.single:
             return leaves[0]
         return unflatten(self._structure, leaves)
 
@@ -151,7 +129,7 @@ class Inputs:
         return Batch(prepared, tables)
 
     def _prepared(self, features: Any, weights: Any, keep: bool) -> list[PreparedFeature]:
-        if not self._single and not self._is_plain(features, weights):
+        if not self.single and not self._is_plain(features, weights):
             features, weights = read_frames(self._structure, features, weights)
         leaves = self.leaves(features, "features")
         weight_leaves = self.optional_leaves(weights, "weights")
@@ -166,7 +144,7 @@ class Inputs:
 
     def _is_plain(self, features: Any, weights: Any) -> bool:
         """Return whether features are flat, and given as they are: so no frame can be there."""
-        kind = self._flat
+        kind = self.kind
         return kind is not None and type(features) is kind and type(weights) in (kind, NoneType)
 
     def _check_batch_size(self, ready: PreparedFeature, path: str) -> None:

@@ -18,6 +18,10 @@ class Life:
     ----------
     closed : bool
         Whether the tables were given back.
+    closing : bool
+        Whether they were, or are about to be: no call begins any more.
+    lock : ReadWriteLock
+        Of calls that use the tables, which read, and of the end, which writes.
 
     Examples
     --------
@@ -27,20 +31,20 @@ class Life:
     """
 
     def __init__(self) -> None:
-        self._lock = ReadWriteLock()  # calls that use the tables read, the end writes
-        self._closing = False
+        self.lock = ReadWriteLock()
+        self.closing = False
         self.closed = False
 
     def using(self, call: str, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call ``function(*arguments)`` while the engine is open; `close` waits for it."""
         if is_inside(self):
             self.check_callback(call)
-        return self._lock.read(self._open_call, call, function, arguments)
+        return self.lock.read(self._open_call, call, function, arguments)
 
     def _open_call(
         self, call: str, function: Callable[..., Any], arguments: tuple[Any, ...]
     ) -> Any:
-        if self._closing:
+        if self.closing:
             self.check_open(call)
         return function(*arguments)
 
@@ -48,7 +52,7 @@ class Life:
         """Call ``function(*arguments)``, which says itself that the engine was closed."""
         if is_inside(self):
             self.check_callback(call)
-        return self._lock.read(function, *arguments)
+        return self.lock.read(function, *arguments)
 
     def inside(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call ``function(*arguments)``, which may call back; `is_inside` is true meanwhile."""
@@ -60,7 +64,7 @@ class Life:
 
     def check_open(self, call: str) -> None:
         """Raise if the engine is closed, or about to be."""
-        if self._closing:
+        if self.closing:
             raise ShardcoreRuntimeError(f"{call} came after close: the tables are gone")
 
     def check_callback(self, call: str) -> None:
@@ -93,9 +97,9 @@ class Life:
         self.check_callback("close")
         if self.closed:
             return None
-        self._closing = True
+        self.closing = True
         stop()
-        return self._lock.write(change, self._once, give_back)
+        return self.lock.write(change, self._once, give_back)
 
     def _once(self, give_back: Callable[[], Any]) -> Any:
         return None if self.closed else give_back()  # another thread has closed it meanwhile

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from shardcore.backend.base import Backend
 from shardcore.engine.counters import Counters
+from shardcore.engine.given_lookups import GivenLookups
 from shardcore.engine.gradients import Share, gradients_of_weights, read_gradients, table_updates
 from shardcore.engine.in_flight import APPLIED, DROPPED, READ, Batch, BatchesInFlight, Pending
 from shardcore.engine.inputs import Inputs
@@ -30,7 +31,6 @@ from shardcore.errors import (
     ShardcoreTypeError,
     ShardcoreValueError,
 )
-from shardcore.memory import pool
 from shardcore.store.bag_max import max_of_bags
 from shardcore.store.lock import Mutex
 from shardcore.store.work import InTurn
@@ -82,60 +82,41 @@ class Training:
         self._life = life
         self._build = build
         self._check_gradients = check_gradients
-        # What rows are combined with, together: to find it in four places takes half a microsecond.
-        # A feature of which more is asked has no number of its combiner, and is never plain.
-        self._combined = [
-            (one.spec.name, one.spec.dim, one.value, one.divided or 0) for one in inputs.features
-        ]
-        # Those that leave bags as given to others are not asked for every lookup.
-        self._takes_bags_as_given = type(backend).lookup_given is not Backend.lookup_given
         self._stages = not background and _stages(backend)
         self._one_at_a_time = Mutex()
         self.counters = Counters()
         self.in_flight = BatchesInFlight(2 if background else 1)
         self.progress = Progress(backend, operations, self.in_flight, self._one_at_a_time)
+        self._given: GivenLookups | None = None
+        # A backend that leaves bags as given to others is not asked for every lookup.
+        if type(backend).lookup_given is not Backend.lookup_given and not inputs.special:
+            settle = self._settle if background or backend.capabilities.device_arrays else None
+            count = partial(self.counters.count_lookup, invalid_ids=0)
+            self._given = GivenLookups(inputs, life, backend.lookup_given, settle, count)
 
     # --- without training, from any thread -------------------------------------------------------
 
     def look_up(self, features: Any, weights: Any) -> Any:
         """Look up a batch at once, from any thread."""
+        given = self._given
+        if given is not None:
+            found = given.look_up(features, weights)
+            if found is not None:
+                return found
         return self._life.viewing("a lookup", self._look_up_features, features, weights)
+
+    def _settle(self) -> None:
+        self._operations.settle()
+        self.progress.check_updates(wait=False)
 
     def _look_up_features(self, features: Any, weights: Any) -> Any:
         self._life.check_open("a lookup")
         self._build()
-        if self._takes_bags_as_given:
-            found = self._look_up_as_given(features, weights)
-            if found is not None:
-                return self._inputs.nested(found)
+        if self._given is not None:
+            self._given.built = True
         batch = self._batch(features, weights, False, False)
         self._operations.settle()
         return self._inputs.nested(self._look_up(batch))
-
-    def _look_up_as_given(self, features: Any, weights: Any) -> list[NDArray[Any]] | None:
-        """Return the activations of each feature, for which the backend read the caller's arrays.
-
-        None: it did not, as one of them is not plain, or wrong, which the way of all others will
-        find and say. Nothing else has been done then.
-        """
-        given = self._inputs.plain(features, weights)
-        if given is None:
-            return None
-        self._operations.settle()
-        self.progress.check_updates(wait=False)
-        activations, count = [], 0
-        look_up = self._backend.lookup_given
-        for (table, dim, dtype, divided), (bags, factors) in zip(
-            self._combined, given, strict=True
-        ):
-            ids, row_splits, shape, _ = bags
-            out = pool.empty((row_splits.size - 1, dim), dtype)
-            if not look_up(table, ids, row_splits, factors, divided, out):
-                return None
-            count += ids.size
-            activations.append(out if len(shape) == 1 else out.reshape(*shape, dim))
-        self.counters.count_lookup(count, 0)
-        return activations
 
     # --- in the hands of a caller ----------------------------------------------------------------
 

@@ -25,3 +25,17 @@ cdef class Caller:
 cdef Caller caller()
 cdef int begin_change(Caller who) except -1
 cdef void end_change(Caller who) noexcept
+
+cdef class ReadWriteLock:
+    cdef readonly unsigned long number     # of all those of the process, as they were made
+    cdef int readers
+    cdef readonly int writers_waiting
+    cdef bint writing
+    cdef unsigned long epoch
+    cdef Spot* waiting
+
+    cdef void _forget_parent(self) noexcept
+    cdef int _begin_reading(self, Caller who) except -1
+    cdef void _end_reading(self) noexcept
+    cdef int _begin_writing(self, Caller who) except -1
+    cdef void _end_writing(self) noexcept

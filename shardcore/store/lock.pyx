@@ -381,13 +381,6 @@ cdef class ReadWriteLock:
     (5, 5)
     """
 
-    cdef readonly unsigned long number     # of all those of the process, as they were made
-    cdef int readers
-    cdef readonly int writers_waiting
-    cdef bint writing
-    cdef unsigned long epoch
-    cdef Spot* waiting
-
     def __cinit__(self):
         with cython.critical_section(_gate):
             _gate.locks += 1

@@ -1,0 +1,172 @@
+"""Lookups without training of bags as they are given: one compiled call, where nothing is special.
+
+What a lookup of a few bags takes is what is around its rows: a dozen calls of Python functions take six
+times as long as 32 rows, and in a program that does other work in between, whose instructions are in
+the caches by then, longer. All of it is one call here, down to that of the backend for each feature. It
+says nothing of what is wrong: the way of all other lookups does.
+"""
+
+import numpy as np
+
+from shardcore.features.plain import plain_bags, plain_weights
+from shardcore.memory import pool
+
+from shardcore.store.lock cimport Caller, ReadWriteLock, caller
+
+include "plain_arrays.pxi"
+
+__all__ = ["GivenLookups"]
+
+_array = np.ndarray     # itself: to those of a class of its own elements may mean something else
+
+cdef extern from *:
+    object new_array "PyArray_EMPTY"(int ndim, Py_ssize_t* shape, int type_number, int fortran)
+
+cdef enum:
+    OF_THE_HEAP = 1 << 18   # bytes from which on memory comes from the pool: its own limit
+
+
+cdef class Combined:
+    """What the rows of a feature are combined with, found once."""
+
+    cdef object table
+    cdef Py_ssize_t dim
+    cdef object dtype
+    cdef int type_number
+    cdef Py_ssize_t itemsize
+    cdef object divided
+
+
+cdef class GivenLookups:
+    """Lookups of an engine whose backend reads bags as they are given.
+
+    Parameters
+    ----------
+    inputs : Inputs
+        Of whose features none is more than rows combined.
+    life : Life
+    look_up : callable
+        `Backend.lookup_given`.
+    settle : callable or None
+        Called before a lookup, where there may be something to wait for, or to raise.
+    count : callable
+        Called with the number of ids of each lookup.
+
+    Attributes
+    ----------
+    built : bool
+        Whether the tables are there. None is looked up in before.
+    """
+
+    cdef object inputs
+    cdef object life
+    cdef ReadWriteLock lock
+    cdef object look_up_one
+    cdef object settle
+    cdef object count
+    cdef list combined
+    cdef object kind
+    cdef tuple keys
+    cdef bint single
+    cdef public bint built
+
+    def __init__(self, inputs, life, look_up, settle, count):
+        cdef Combined one
+        self.inputs, self.life, self.lock = inputs, life, life.lock
+        self.look_up_one, self.settle, self.count = look_up, settle, count
+        self.kind, self.keys, self.single = inputs.kind, inputs.keys, inputs.single
+        self.combined = []
+        for feature in inputs.features:
+            one = Combined.__new__(Combined)
+            one.table, one.dim, one.dtype = feature.spec.name, feature.spec.dim, feature.value
+            one.type_number, one.itemsize = feature.value.num, feature.value.itemsize
+            one.divided = feature.divided
+            self.combined.append(one)
+
+    def __reduce__(self):
+        raise TypeError("GivenLookups cannot be copied or pickled")
+
+    def look_up(self, features, weights):
+        """Return the activations in the structure of the features, or None: nothing was done then.
+
+        None: something is not plain, or wrong, or is to be waited for.
+        """
+        cdef Caller who = caller()
+        if not self.built or who.inside:    # a call of this engine, perhaps, that has called back
+            return None
+        self.lock._begin_reading(who)
+        try:
+            return None if self.life.closing else self.found(features, weights)
+        finally:
+            self.lock._end_reading()
+
+    cdef object found(self, features, weights):
+        cdef list leaves = self.leaves_of(features), factors = None, activations = []
+        cdef Py_ssize_t at, ids = 0
+        if leaves is None:
+            return None
+        if weights is not None:
+            factors = self.leaves_of(weights)
+            if factors is None:
+                return None
+        if self.settle is not None:
+            self.settle()
+        for at in range(len(leaves)):
+            out = self.combine(<Combined>self.combined[at], leaves[at],
+                               None if factors is None else factors[at], &ids)
+            if out is None:
+                return None
+            activations.append(out)
+        self.count(ids)
+        if self.single:
+            return activations[0]
+        return self.inputs.nested(activations)
+
+    cdef list leaves_of(self, given):
+        """Return what is given per feature; None if a data frame or another structure may be there."""
+        if self.single:
+            return [given]
+        if self.kind is None or type(given) is not self.kind or len(given) != len(self.combined):
+            return None
+        if self.keys is None:
+            return list(given)
+        try:
+            return [given[key] for key in self.keys]
+        except KeyError:
+            return None
+
+    cdef object combine(self, Combined one, leaf, weights, Py_ssize_t* ids):
+        """Return the activations of a feature, or None."""
+        cdef Plain given, splits
+        cdef Py_ssize_t shape[2]
+        cdef object row_splits, values, batch_shape = None, factors = None, size, out
+        if weights is None and type(leaf) is tuple and len(<tuple>leaf) == 2:
+            values, row_splits = <tuple>leaf
+            if not (type(values) is _array and type(row_splits) is _array):
+                return None
+        else:
+            plain = plain_bags(leaf)
+            if plain is None:
+                return None
+            values, row_splits, batch_shape, _ = plain
+            if weights is not None:
+                factors = plain_weights(weights, plain)
+                if factors is None:
+                    return None
+        if not (found_plain(values, False, &given) and found_plain(row_splits, False, &splits)
+                and splits.ndim == 1 and splits.size > 0):
+            return None
+        shape[0], shape[1] = splits.size - 1, one.dim
+        size = self.inputs.batch_size
+        if size is not None and size != (shape[0] if batch_shape is None else batch_shape[0]):
+            return None
+        if shape[0] * shape[1] * one.itemsize < OF_THE_HEAP:
+            out = new_array(2, shape, one.type_number, False)
+        else:
+            out = pool.empty((shape[0], shape[1]), one.dtype)
+        if not self.look_up_one(one.table, values, row_splits, factors, one.divided, out):
+            return None
+        ids[0] += given.size
+        if batch_shape is None or len(batch_shape) == 1:
+            return out
+        return out.reshape(*batch_shape, one.dim)
