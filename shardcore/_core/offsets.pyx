@@ -1,12 +1,8 @@
 """Row splits: b bags of n values are the ranges [row_splits[i], row_splits[i + 1])."""
 
-from libc.stdint cimport int64_t, uint64_t
-from libc.string cimport memcpy
+from libc.stdint cimport uint64_t
 
-from types cimport index_t
-
-cdef extern from "scalars.h" nogil:
-    void forget_sources "SC_FORGET_SOURCES"()
+include "plain_arrays.pxi"
 
 
 def splits_from_lengths(const index_t[::1] lengths__b, int64_t[::1] row_splits):
@@ -65,6 +61,26 @@ def take_splits(const index_t[::1] row_splits, int64_t values, int64_t[::1] own)
             if bad < 0 and own[count - 1] != values:
                 bad = count - 1
     return bad
+
+
+def take_offsets(offsets, Py_ssize_t values, bint include_last, row_splits):
+    """Copy where bags begin to `row_splits`, and check the copy; return whether all is right. O(b).
+
+    `offsets` are of int64 and plain, as `row_splits` are: (b,), to which `values` is added, or (b + 1,)
+    with `include_last`. They are to be at least one, and to go from 0 to `values` without a step down.
+    """
+    cdef Plain given, own
+    cdef int64_t* splits
+    if not (found_plain(offsets, False, &given) and found_plain(row_splits, True, &own)
+            and holds(&given, INTEGERS, 8) and holds(&own, INTEGERS, 8)
+            and given.ndim == 1 and own.ndim == 1 and given.size > 0
+            and own.size == given.size + (not include_last)):
+        return False
+    splits = <int64_t*>own.start
+    copy_numbers(<const int64_t*>given.start, given.size, splits)
+    if not include_last:
+        splits[given.size] = values
+    return splits[0] == 0 and _rise(splits, own.size) and splits[own.size - 1] == values
 
 
 def first_descent(const index_t[::1] row_splits):

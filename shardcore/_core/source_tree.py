@@ -19,6 +19,7 @@ BUILT_FOR: Final = EXTENSION_SUFFIXES[0].rsplit(".", 1)[0]
 
 _COMPILED: Final = (
     "shardcore/_core",
+    "shardcore/engine",
     "shardcore/store",
     "shardcore/optimizer/include",
     "plugins/shardcore_optimizers",

@@ -14,6 +14,6 @@ class GivenLookups:
         life: Life,
         look_up: Callable[..., bool],
         settle: Callable[[], None] | None,
-        count: Callable[[int], None],
+        count: Callable[[int, int], None],
     ) -> None: ...
     def look_up(self, features: Any, weights: Any) -> Any: ...

@@ -8,7 +8,7 @@ says nothing of what is wrong: the way of all other lookups does.
 
 import numpy as np
 
-from shardcore.features.plain import plain_bags, plain_weights
+from shardcore.features.plain import even_splits, plain_bags, plain_weights
 from shardcore.memory import pool
 
 from shardcore.store.lock cimport Caller, ReadWriteLock, caller
@@ -36,7 +36,6 @@ cdef class Combined:
     cdef Py_ssize_t itemsize
     cdef object divided
 
-
 cdef class GivenLookups:
     """Lookups of an engine whose backend reads bags as they are given.
 
@@ -50,7 +49,7 @@ cdef class GivenLookups:
     settle : callable or None
         Called before a lookup, where there may be something to wait for, or to raise.
     count : callable
-        Called with the number of ids of each lookup.
+        Called with the number of ids of each lookup, and of those that are invalid.
 
     Attributes
     ----------
@@ -117,7 +116,7 @@ cdef class GivenLookups:
             if out is None:
                 return None
             activations.append(out)
-        self.count(ids)
+        self.count(ids, 0)
         if self.single:
             return activations[0]
         return self.inputs.nested(activations)
@@ -144,6 +143,10 @@ cdef class GivenLookups:
             values, row_splits = <tuple>leaf
             if not (type(values) is _array and type(row_splits) is _array):
                 return None
+        elif (weights is None and type(leaf) is _array and found_plain(leaf, False, &given)
+                and 1 <= given.ndim <= 2):
+            values = leaf if given.ndim == 1 else leaf.reshape(-1)
+            row_splits = even_splits(given.shape[0], 1 if given.ndim == 1 else given.shape[1])
         else:
             plain = plain_bags(leaf)
             if plain is None:

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from types import NoneType
 from typing import Any
 
-from numpy.typing import NDArray
-
 from shardcore.backend.messages import TableBatch
 from shardcore.engine.in_flight import Batch
 from shardcore.engine.tables import PlannedTable

@@ -91,8 +91,9 @@ class Training:
         # A backend that leaves bags as given to others is not asked for every lookup.
         if type(backend).lookup_given is not Backend.lookup_given and not inputs.special:
             settle = self._settle if background or backend.capabilities.device_arrays else None
-            count = partial(self.counters.count_lookup, invalid_ids=0)
-            self._given = GivenLookups(inputs, life, backend.lookup_given, settle, count)
+            self._given = GivenLookups(
+                inputs, life, backend.lookup_given, settle, self.counters.count_lookup
+            )
 
     # --- without training, from any thread -------------------------------------------------------
 
@@ -100,10 +101,17 @@ class Training:
         """Look up a batch at once, from any thread."""
         given = self._given
         if given is not None:
+            if not given.built:
+                self._life.viewing("a lookup", self._build_for, given)
             found = given.look_up(features, weights)
             if found is not None:
                 return found
         return self._life.viewing("a lookup", self._look_up_features, features, weights)
+
+    def _build_for(self, given: GivenLookups) -> None:
+        self._life.check_open("a lookup")
+        self._build()
+        given.built = True
 
     def _settle(self) -> None:
         self._operations.settle()
@@ -112,8 +120,6 @@ class Training:
     def _look_up_features(self, features: Any, weights: Any) -> Any:
         self._life.check_open("a lookup")
         self._build()
-        if self._given is not None:
-            self._given.built = True
         batch = self._batch(features, weights, False, False)
         self._operations.settle()
         return self._inputs.nested(self._look_up(batch))

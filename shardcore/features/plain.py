@@ -21,7 +21,7 @@ from shardcore.ids.ragged import Ragged
 from shardcore.store.segment_reduce import divisors
 from shardcore.store.taken_bags import BagsToTake
 
-__all__ = ["PlainBags", "plain_bags", "plain_weights", "prepare_plain_features"]
+__all__ = ["PlainBags", "even_splits", "plain_bags", "plain_weights", "prepare_plain_features"]
 
 Ints = NDArray[np.int32] | NDArray[np.int64]
 
@@ -153,9 +153,7 @@ def plain_bags(leaf: Any) -> PlainBags | None:
     ids = leaf.reshape(-1)
     if ids.size != bags * width:  # another thread has given it another shape
         return None
-    if bags <= _SHARED_BAGS:
-        return PlainBags(ids, _even_splits(bags, width), batch_shape, shape)
-    return PlainBags(ids, np.arange(bags + 1, dtype=np.int64) * width, batch_shape, shape)
+    return PlainBags(ids, even_splits(bags, width), batch_shape, shape)
 
 
 def plain_weights(leaf: Any, bags: PlainBags) -> NDArray[Any] | None:
@@ -184,9 +182,21 @@ def plain_weights(leaf: Any, bags: PlainBags) -> NDArray[Any] | None:
     return leaf if leaf.shape == bags.ids.shape else None
 
 
+def even_splits(bags: int, width: int) -> NDArray[np.int64]:
+    """Return the row splits of a dense array; of few bags read-only, as many features share them.
+
+    Examples
+    --------
+    >>> even_splits(2, 3)
+    array([0, 3, 6])
+    """
+    if bags <= _SHARED_BAGS:
+        return _shared_splits(bags, width)
+    return np.arange(bags + 1, dtype=np.int64) * width
+
+
 @lru_cache(maxsize=16)
-def _even_splits(bags: int, width: int) -> NDArray[np.int64]:
-    """Return the row_splits of a dense array, read-only, as many features share it."""
+def _shared_splits(bags: int, width: int) -> NDArray[np.int64]:
     return immutable(np.arange(bags + 1, dtype=np.int64) * width)
 
 
@@ -206,5 +216,5 @@ def _even_divisors(
     """Return the divisors of a dense array; None for bags of one id, which are divided by 1."""
     if width == 1:
         return None
-    divisor = divisors(combiner, _even_splits(bags, width), None, value)
+    divisor = divisors(combiner, even_splits(bags, width), None, value)
     return None if divisor is None else immutable(divisor)

@@ -23,6 +23,7 @@ __all__ = [
     "lengths_from_row_splits",
     "row_ids_from_row_splits",
     "row_splits_from_lengths",
+    "row_splits_from_offsets",
     "row_splits_from_row_ids",
 ]
 
@@ -126,6 +127,35 @@ def row_splits_from_lengths(lengths: ArrayLike, argument: str = "lengths") -> ND
             "makes it exceed"
         )
     return row_splits
+
+
+def row_splits_from_offsets(
+    offsets: NDArray[Any], num_values: int, include_last: bool = False
+) -> NDArray[np.int64] | None:
+    """Return the row splits that the offsets of `torch.nn.EmbeddingBag` are, if they are right.
+
+    Parameters
+    ----------
+    offsets : ndarray, shape (bags,), or (bags + 1,) with `include_last`
+        Where each bag begins, and with `include_last` where the last one ends.
+    num_values : int
+        Where the last bag ends.
+    include_last : bool
+
+    Returns
+    -------
+    ndarray of int64, shape (bags + 1,), or None
+        A copy. None: they break a rule, or are of another form than int64 in one piece, or empty.
+
+    Examples
+    --------
+    >>> row_splits_from_offsets(np.array([0, 2]), 3)
+    array([0, 2, 3])
+    >>> row_splits_from_offsets(np.array([0, 4]), 3) is None
+    True
+    """
+    splits = np.empty(offsets.size + (not include_last), np.int64)
+    return splits if _kernel.take_offsets(offsets, num_values, include_last, splits) else None
 
 
 def lengths_from_row_splits(row_splits: ArrayLike) -> NDArray[np.int64]:

@@ -153,14 +153,7 @@ def as_tensors(arrays: Sequence[Any], dtypes: Sequence[Any]) -> tuple[Any, ...]:
     >>> as_tensors([np.ones(2, np.float32)], [torch.float16])
     (tensor([1., 1.], dtype=torch.float16),)
     """
-    return tuple(
-        [_of_dtype(as_tensor(one), dtype) for one, dtype in zip(arrays, dtypes, strict=True)]
-    )
-
-
-def _of_dtype(tensor: Any, dtype: Any) -> Any:
-    """Return a tensor in a dtype; one that has it without a call, which would let the GIL go."""
-    return tensor if tensor.dtype == dtype else tensor.to(dtype)
+    return tuple([as_tensor(one, dtype) for one, dtype in zip(arrays, dtypes, strict=True)])
 
 
 def _in_one_axis(leaf: Any) -> tuple[NDArray[Any], Any, tuple[int, ...]]:

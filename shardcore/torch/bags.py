@@ -10,7 +10,7 @@ import torch
 from shardcore.backend.base import Backend
 from shardcore.errors import ShardcoreValueError, shown
 from shardcore.optimizer.base import Optimizer
-from shardcore.torch.calls import Bags, read_bags
+from shardcore.torch.calls import Bags, plain_leaf, read_bags
 from shardcore.torch.compiling import outside_of_graphs
 from shardcore.torch.max_pooling import bag_numbers, max_of_bags
 from shardcore.torch.single import OneTable
@@ -198,19 +198,26 @@ optimizer, backend, update
                 f"per_sample_weights must be None with mode={self.mode!r}: only mode='sum' takes "
                 "them"
             )
+        updates = self._updates()
+        combined = self.mode != "max" and not self.scale_grad_by_freq
+        as_it_comes = combined and self.max_norm is None and self.padding_idx is None
+        if as_it_comes and not updates and per_sample_weights is None:
+            leaf = plain_leaf(input, offsets, self.include_last_offset)
+            if leaf is not None:
+                return self._one(leaf if offsets is None else leaf[0], leaf, updates)
         bags = read_bags(input, offsets, per_sample_weights, self.include_last_offset)
         self._renormalise(bags.ids)
         given = bags.ids
         if self.padding_idx is not None:
             bags = bags.without(self.padding_idx)
-        if self.mode != "max" and not self.scale_grad_by_freq:
-            return self._one(given, bags.leaf, bags.weights)
-        return self._combined(given, bags)
+        if combined:
+            return self._one(given, bags.leaf, updates, bags.weights)
+        return self._combined(given, bags, updates)
 
-    def _combined(self, given: Any, bags: Bags) -> Any:
+    def _combined(self, given: Any, bags: Bags, updates: bool) -> Any:
         """Look every id up by itself, and combine in torch."""
         ids, splits, weights = bags.in_one_axis()
-        rows = self._one(given, ids, scale=self._scale(ids))
+        rows = self._one(given, ids, updates, scale=self._scale(ids))
         if self.mode == "max":
             return max_of_bags(rows, splits)
         if weights is not None:

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from shardcore.errors import ShardcoreError, ShardcoreTypeError, ShardcoreValueError
-from shardcore.ids.row_splits import first_descent
+from shardcore.ids.row_splits import first_descent, row_splits_from_offsets
 from shardcore.torch.tensors import as_array
 from shardcore.validation import outside, place_in
 
@@ -18,6 +18,8 @@ __all__ = [
     "check_inside",
     "ids_of",
     "jagged_parts",
+    "plain_ids",
+    "plain_leaf",
     "read_bags",
     "renamed",
     "row_splits_of",
@@ -112,6 +114,9 @@ def row_splits_of(offsets: Any, ids: int, include_last: bool, of: str) -> NDArra
     array([0, 2, 3])
     """
     begins = ids_of(offsets, "offsets")
+    right = row_splits_from_offsets(begins, ids, include_last)
+    if right is not None:
+        return right
     if begins.ndim != 1:
         raise ShardcoreValueError(f"offsets must be of rank 1, got shape {begins.shape}")
     if include_last:
@@ -139,6 +144,55 @@ def row_splits_of(offsets: Any, ids: int, include_last: bool, of: str) -> NDArra
             f"offsets must not decrease, got {splits[at]} after {splits[at - 1]} at position {at}"
         )
     return splits
+
+
+def plain_ids(tensor: Any) -> NDArray[Any] | None:
+    """Return a tensor's values as an array that shares their memory; None for any but the plainest.
+
+    Examples
+    --------
+    >>> plain_ids(torch.tensor([3, 1]))
+    array([3, 1])
+    """
+    if type(tensor) is not torch.Tensor:
+        return None
+    try:
+        ids: NDArray[Any] = tensor.numpy()
+    except (RuntimeError, TypeError):  # elsewhere, or without values
+        return None
+    return ids
+
+
+def plain_leaf(input: Any, offsets: Any, include_last: bool) -> Any:
+    """Return what an engine is given for tensors that share their memory with arrays, if they do.
+
+    Parameters
+    ----------
+    input : tensor, shape (ids,) with `offsets`; else (bags, width)
+    offsets : tensor or None
+    include_last : bool
+
+    Returns
+    -------
+    ndarray, (ndarray, ndarray of int64) or None
+        The ids, and row splits. Of the ids nothing is known. None: something is of another form,
+        or breaks a rule, which `read_bags` says.
+
+    Examples
+    --------
+    >>> plain_leaf(torch.tensor([3, 1, 2]), torch.tensor([0, 2]), False)
+    (array([3, 1, 2]), array([0, 2, 3]))
+    >>> plain_leaf(torch.tensor([3, 1, 2]), torch.tensor([0, 4]), False) is None
+    True
+    """
+    ids = plain_ids(input)
+    if ids is None:
+        return None
+    if offsets is None:
+        return ids if ids.ndim == 2 else None
+    begins = plain_ids(offsets) if ids.ndim == 1 else None
+    splits = None if begins is None else row_splits_from_offsets(begins, ids.size, include_last)
+    return None if splits is None else (ids, splits)
 
 
 def jagged_parts(tensor: Any, argument: str) -> tuple[Any, Any]:

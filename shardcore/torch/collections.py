@@ -258,6 +258,7 @@ class _Collection(EngineModule):
             weights,
             [one.table.name for one in self._all],
             [one.table.dtype for one in self._all],
+            self._updates(),
         )
 
     def feature(self, key: str) -> FeatureModule:

@@ -10,7 +10,7 @@ import torch
 from shardcore.backend.base import Backend
 from shardcore.errors import ShardcoreValueError
 from shardcore.optimizer.base import Optimizer
-from shardcore.torch.calls import ids_of, jagged_parts
+from shardcore.torch.calls import ids_of, jagged_parts, plain_ids
 from shardcore.torch.compiling import outside_of_graphs
 from shardcore.torch.single import TABLE, OneTable
 from shardcore.torch.tensors import as_tensor
@@ -147,12 +147,18 @@ backend, update
         ShardcoreTypeError, ShardcoreValueError, ShardcoreIndexError
             If an argument breaks its rule.
         """
+        updates = self._updates()
+        if not updates and self.max_norm is None and self.padding_idx is None:
+            ids = plain_ids(input)
+            if ids is not None:
+                rows = self._one(ids, ids.reshape(-1) if ids.ndim != 1 else ids, updates)
+                return self._shaped(rows, ids)
         if isinstance(input, torch.Tensor) and input.is_nested:
             values, offsets = jagged_parts(input, "input")
-            return torch.nested.nested_tensor_from_jagged(self._rows(values), offsets)
-        return self._rows(input)
+            return torch.nested.nested_tensor_from_jagged(self._rows(values, updates), offsets)
+        return self._rows(input, updates)
 
-    def _rows(self, input: Any) -> Any:
+    def _rows(self, input: Any, updates: bool) -> Any:
         given = ids_of(input, "input")
         ids = given.reshape(-1)
         self._renormalise(given)
@@ -166,9 +172,13 @@ backend, update
                 leaf = (ids[~padded], splits)
             else:
                 padded = None
-        rows = self._one(given, leaf, scale=self._scale(ids))
+        rows = self._one(given, leaf, updates, scale=self._scale(ids))
         if padded is not None:
             row = as_tensor(self._engine.tables[TABLE][self.padding_idx])
             rows = torch.where(torch.from_numpy(padded)[:, None], row, rows)
+        return self._shaped(rows, given)
+
+    def _shaped(self, rows: Any, ids: Any) -> Any:
+        """Return rows in the shape of their ids."""
         # Not asked of torch where nothing changes: it takes as long as a few rows.
-        return rows if given.ndim == 1 else rows.reshape(*given.shape, self.embedding_dim)
+        return rows if ids.ndim == 1 else rows.reshape(*ids.shape, self.embedding_dim)

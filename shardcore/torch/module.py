@@ -152,10 +152,10 @@ class EngineModule(torch.nn.Module):
         weights: Sequence[Any],
         tables: Sequence[str],
         dtypes: Sequence[Any],
+        update: bool,
         scale: NDArray[Any] | None = None,
     ) -> tuple[Any, ...]:
         """Return the activations per feature, with the way back where gradients may come."""
-        update = self._updates()
         watched = update or torch.is_grad_enabled()
         factors = [None if one is None else as_array(one, "per_sample_weights") for one in weights]
         if not update and not (

@@ -21,11 +21,10 @@ from shardcore.errors import (
 from shardcore.features.config import FeatureConfig, TableConfig
 from shardcore.initializers import FromArray, Normal, Zeros
 from shardcore.optimizer.base import Optimizer
-from shardcore.torch.autograd import as_tensors
 from shardcore.torch.calls import check_inside, renamed
 from shardcore.torch.module import EngineModule
 from shardcore.torch.table_copy import table_copy
-from shardcore.torch.tensors import as_array, check_place, numpy_dtype
+from shardcore.torch.tensors import as_array, as_tensor, check_place, numpy_dtype
 from shardcore.validation import as_count, as_integer
 
 __all__ = ["OneTable"]
@@ -132,16 +131,28 @@ class OneTable(EngineModule):
         self,
         given: NDArray[Any],
         leaf: Any,
+        updates: bool,
         weights: Any = None,
         scale: NDArray[Any] | None = None,
     ) -> Any:
-        """Look the only feature up; `given` are the ids as they came, for messages."""
+        """Look the only feature up.
+
+        Parameters
+        ----------
+        given : ndarray
+            The ids as they came, for messages.
+        leaf : ndarray or (ndarray, ndarray)
+            What the engine is given.
+        updates : bool
+            What `_updates` said.
+        weights : tensor or None
+        scale : ndarray or None
+            What to multiply the gradient by.
+        """
         try:
-            if (
-                weights is None and not self._updates()
-            ):  # as below; lists take a tenth of one bag's time
-                return as_tensors([self._engine(leaf)], [self.dtype])[0]
-            return self._look_up([leaf], [weights], [TABLE], [self.dtype], scale)[0]
+            if weights is None and not updates:  # as below; lists take a tenth of one bag's time
+                return as_tensor(self._engine(leaf), self.dtype)
+            return self._look_up([leaf], [weights], [TABLE], [self.dtype], updates, scale)[0]
         except ShardcoreError as error:
             if isinstance(error, ShardcoreIndexError):
                 check_inside(given, self.num_embeddings)  # in the shape in which they were given

@@ -110,17 +110,27 @@ def as_gradient(tensor: Any) -> NDArray[Any]:
     return array
 
 
-def as_tensor(array: Any) -> Any:
-    """Return what an engine gave, as a tensor that shares its memory where that can be.
+def as_tensor(array: Any, dtype: Any = None) -> Any:
+    """Return what an engine gave as a tensor, which shares its memory where that can be.
+
+    Parameters
+    ----------
+    array : array
+        Of a table dtype.
+    dtype : torch.dtype, optional
+        That of the tensor. None: the array's.
 
     Examples
     --------
-    >>> as_tensor(np.ones(2, np.float32))
-    tensor([1., 1.])
+    >>> as_tensor(np.ones(2, np.float32)), as_tensor(np.ones(2, np.float32), torch.float16)
+    (tensor([1., 1.]), tensor([1., 1.], dtype=torch.float16))
     """
     if not isinstance(array, np.ndarray):  # of a backend with arrays of its own
         array = np.asarray(array)
     # NumPy has no bfloat16 itself; to ask every dtype for its name takes longer than the rest.
     if array.dtype.isbuiltin != 1 and array.dtype.name == "bfloat16":
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array if array.flags.writeable else array.copy())
+        tensor = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    else:
+        tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
+    # One that has the dtype is not asked for it: the call would let the GIL go.
+    return tensor if dtype is None or tensor.dtype == dtype else tensor.to(dtype)
