@@ -52,7 +52,7 @@ UTILITY = f"{CORE}._cyutility"  # memoryview support code, compiled once for all
 KERNELS = ["bag_max", "constants", "cpu", "hashing", "occurrences", "offsets", "partition"]
 KERNELS += ["random", "routing", "slices", "taken_bags", "triples"]
 STORE = ["companion", "lock", "tally", "work"]  # threads, and what no interrupt may split
-ENGINE = ["given_lookups"]  # what small lookups would wait for Python in
+ENGINE = ["given_lookups", "life"]  # what every call of an engine comes through
 
 THREADING = [f"shardcore/store/{name}.h" for name in ("companion", "cores")]
 

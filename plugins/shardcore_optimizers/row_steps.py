@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Final, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
+from shardcore.cached_property import cached_property
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
 from shardcore.optimizer import (
     InitialValue,
@@ -375,39 +376,39 @@ class RowSteps(Optimizer, kw_only=True):
 
     # --- the numbers that travel in hyper, in terms of the parameters ----------------------------
 
-    @property
+    @cached_property
     def clip_gradient_min(self) -> float:
         """The lowest element of a gradient; -inf without a bound."""
         low, _ = _clip_bounds(self.clipvalue)
         return -inf if low is None else low
 
-    @property
+    @cached_property
     def clip_gradient_max(self) -> float:
         """The highest element of a gradient; inf without a bound."""
         _, high = _clip_bounds(self.clipvalue)
         return inf if high is None else high
 
-    @property
+    @cached_property
     def largest_norm(self) -> float:
         """The largest norm of a row's gradient; inf without a bound."""
         return inf if self.clip_norm is None else self.clip_norm
 
-    @property
+    @cached_property
     def decay(self) -> float:
         """The factor of the weight decay; 0 without."""
         return self.weight_decay_factor or 0.0
 
-    @property
+    @cached_property
     def weight_min(self) -> float:
         """The lowest weight; -inf without a bound."""
         return -inf if self.clip_weight_min is None else self.clip_weight_min
 
-    @property
+    @cached_property
     def weight_max(self) -> float:
         """The highest weight; inf without a bound."""
         return inf if self.clip_weight_max is None else self.clip_weight_max
 
-    @property
+    @cached_property
     def configured(self) -> int:
         """Which of the common steps there are, as bits."""
         bits = _CLIPS * (self.clipvalue is not None) + _CLIPS_NORM * (self.clip_norm is not None)

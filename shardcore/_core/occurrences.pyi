@@ -34,17 +34,27 @@ def sort_buckets(
 class Sorts:
     ids: int
     tables: int
-    counters: int
+    scratch: int
     def add(
         self,
-        ids__n: NDArray[np.int32] | NDArray[np.int64],
+        rows__n: NDArray[np.int32] | NDArray[np.int64],
         row_splits: NDArray[np.int64],
+        shift: int,
+        by_row: bool,
+    ) -> None: ...
+    def add_feature(
+        self, rows__n: NDArray[np.int32] | NDArray[np.int64], row_splits: NDArray[np.int64]
+    ) -> None: ...
+    def add_sources(
+        self,
+        rows__n: NDArray[np.int32] | NDArray[np.int64],
+        sources__n: NDArray[np.int32],
         shift: int,
     ) -> None: ...
     def cut(self, most: int, least: int) -> int: ...
     def make(
         self,
-        counters: NDArray[np.uint32],
+        scratch: NDArray[np.uint32],
         unique__n: NDArray[np.int64],
         run_splits: NDArray[np.int64],
         sources__n: NDArray[np.int32],

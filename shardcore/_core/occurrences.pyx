@@ -77,34 +77,54 @@ cdef Py_ssize_t _sort_few(const index_t* ids, Py_ssize_t n, const int64_t* row_s
     return found
 
 
-cdef struct FewRows:            # one feature's bags over a table of few rows
-    const void* ids
-    bint long_ids               # whether they are of int64
+cdef struct Named:              # rows that one feature's bags name, or with sources of their own
+    const void* rows
+    bint long_rows              # whether they are of int64
     Py_ssize_t count
-    const int64_t* row_splits
+    const int64_t* row_splits   # of bags; NULL: `sources` says what each row's is
     Py_ssize_t bags
-    int shift
-    Py_ssize_t first            # of the places for the ids of all tables, the first of this one's
+    const int32_t* sources
+    int32_t first_source        # of the bags of all features of a table, the first of this one's
+
+
+cdef struct Sort:               # of what the features of one table name
+    Py_ssize_t first_feature    # of those of all tables
+    Py_ssize_t features
+    int shift                   # rows are below 2**shift
+    bint by_row                 # whether each row is counted by itself
+    Py_ssize_t first            # of the places for the rows of all tables, the first of this one's
+    Py_ssize_t count
+    Py_ssize_t bags
     Py_ssize_t found
 
 
-cdef class Sorts(Shares):
-    """Sorts of ids over tables of few rows: added one by one, cut into shares, made by any threads.
+cdef enum:
+    COST_OF_PAIR = 4            # rows counted each by itself take as long as one that is made a pair
 
-    What is written lies one table behind the other, in `unique__n` and `sources__n` (n,), and in
-    `run_splits` (n + tables,).
+cdef int64_t no_values[2]       # the splits of a part of one segment, whose work is its cost
+
+
+cdef class Sorts(Shares):
+    """Sorts of the rows that bags name, few for each table: added one by one, cut into shares, made by
+    any threads.
+
+    Rows of a small table are counted each by itself, where they lie; others are made pairs, which are
+    sorted in one bucket. What is written lies one table behind the other, in `unique__n` and `sources__n`
+    (n,), and in `run_splits` (n + tables,).
 
     Attributes
     ----------
     ids, tables : int
         How many there are in all.
-    counters : int
-        How many `make` needs.
+    scratch : int
+        How many numbers of 32 bits `make` needs.
     """
 
-    cdef FewRows* sorts
+    cdef Sort* sorts
+    cdef Named* named
+    cdef Py_ssize_t features
     cdef readonly Py_ssize_t ids
-    cdef readonly Py_ssize_t counters
+    cdef readonly Py_ssize_t scratch
 
     @property
     def tables(self):
@@ -112,28 +132,77 @@ cdef class Sorts(Shares):
 
     def __dealloc__(self):
         PyMem_Free(self.sorts)
+        PyMem_Free(self.named)
 
-    def add(self, ids__n, row_splits, int shift):
-        """Add the ids of bags, each below 2**shift: checked by the caller."""
-        cdef FewRows one
-        one.long_ids = ids__n.itemsize == 8
-        one.count = look_at(ids__n, INTEGERS, 8 if one.long_ids else 4, 0, &one.ids)
+    def add(self, rows__n, row_splits, int shift, bint by_row):
+        """Add a table, and the rows, each below 2**shift, that the bags of its first feature name.
+
+        They are checked by the caller. With `by_row` there is no other feature, and `shift` is 1 at least.
+        """
+        cdef Named one
+        self.look_at_bags(rows__n, row_splits, &one)
+        self.add_table(shift, by_row)
+        self.add_named(&one, rows__n, row_splits)
+
+    def add_feature(self, rows__n, row_splits):
+        """Add the bags of one more feature of the table that was added last."""
+        cdef Named one
+        self.look_at_bags(rows__n, row_splits, &one)
+        if self.count == 0 or self.sorts[self.count - 1].by_row:
+            raise ValueError("a feature to sort must be of a table that was added, and not by row")
+        one.first_source = <int32_t>self.sorts[self.count - 1].bags
+        self.add_named(&one, rows__n, row_splits)
+
+    def add_sources(self, rows__n, sources__n, int shift):
+        """Add a table, and rows, each below 2**shift, with the source of each."""
+        cdef Named one
+        one.long_rows = rows__n.itemsize == 8
+        one.count = look_at(rows__n, INTEGERS, 8 if one.long_rows else 4, 0, &one.rows)
+        if look_at(sources__n, INTEGERS, 4, 0, <const void**>&one.sources) != one.count:
+            raise ValueError("rows to sort must have as many sources")
+        one.row_splits, one.bags, one.first_source = NULL, 0, 0
+        self.add_table(shift, False)
+        self.add_named(&one, rows__n, sources__n)
+
+    cdef int look_at_bags(self, rows__n, row_splits, Named* one) except -1:
+        one.long_rows = rows__n.itemsize == 8
+        one.count = look_at(rows__n, INTEGERS, 8 if one.long_rows else 4, 0, &one.rows)
         one.bags = look_at(row_splits, INTEGERS, 8, 0, <const void**>&one.row_splits) - 1
-        one.shift, one.first, one.found = shift, self.ids, 0
+        one.sources, one.first_source = NULL, 0
         if one.bags < 0 or one.row_splits[one.bags] != one.count or one.row_splits[0] != 0:
             raise ValueError("row_splits of ids to sort must begin at 0 and end at their number")
-        self.sorts = <FewRows*>with_room(self.sorts, self.count, sizeof(FewRows))
-        self.sorts[self.count] = one
-        self.held += ids__n, row_splits
-        self.append(one.row_splits, one.bags, 1, True)
-        self.ids += one.count
-        self.counters = max(self.counters, (<Py_ssize_t>1 << shift) + max((1 << shift) // 32, 2))
+        return 0
 
-    def make(self, uint32_t[::1] counters, int64_t[::1] unique__n, int64_t[::1] run_splits,
+    cdef int add_table(self, int shift, bint by_row) except -1:
+        self.sorts = <Sort*>with_room(self.sorts, self.count, sizeof(Sort))
+        self.sorts[self.count] = Sort(self.features, 0, shift, by_row, self.ids, 0, 0, 0)
+        return self.append(no_values, 1, 0, True)
+
+    cdef int add_named(self, const Named* one, rows__n, others) except -1:
+        """Add rows to the table that was added last; bags of several features are numbered through."""
+        cdef Sort* sort = &self.sorts[self.count - 1]
+        cdef Py_ssize_t scratch, of_pair = sizeof(wide_t) if sort.shift > 32 else sizeof(narrow_t)
+        self.named = <Named*>with_room(self.named, self.features, sizeof(Named))
+        self.named[self.features] = one[0]
+        self.features += 1
+        self.held += rows__n, others
+        self.ids += one.count
+        sort.features += 1
+        sort.count += one.count
+        sort.bags += one.bags
+        if sort.by_row:
+            scratch = (<Py_ssize_t>1 << sort.shift) + max((1 << sort.shift) // 32, 2)
+        else:
+            scratch = DIGIT_COUNTERS + 2 * sort.count * of_pair // <Py_ssize_t>sizeof(uint32_t)
+        self.scratch = max(self.scratch, scratch)
+        self.parts[self.count - 1].cost += one.bags + one.count * (1 if sort.by_row else COST_OF_PAIR)
+        return 0
+
+    def make(self, uint32_t[::1] scratch, int64_t[::1] unique__n, int64_t[::1] run_splits,
              int32_t[::1] sources__n, Py_ssize_t most=ALL):
         """Make shares that no thread has begun, at most so many. O(n + rows)."""
         cdef Py_ssize_t share, at
-        if (counters.shape[0] < self.counters or unique__n.shape[0] < self.ids
+        if (scratch.shape[0] < self.scratch or unique__n.shape[0] < self.ids
                 or sources__n.shape[0] < self.ids or run_splits.shape[0] < self.ids + self.count):
             raise ValueError("what is sorted needs room for all ids, and for one more of each table")
         if self.count == 0:
@@ -146,13 +215,14 @@ cdef class Sorts(Shares):
                 if share == self.shares:
                     break
                 for at in range(self.borders[share].part, self.part_after(share)):
-                    sort_one(&self.sorts[at], at, &counters[0], unique, &run_splits[0], sources)
+                    sort_one(&self.sorts[at], self.named, at, &scratch[0], unique, &run_splits[0],
+                             sources)
                 most -= 1
 
     def parts_of(self, unique__n, run_splits, sources__n):
         """Return what was written of each table, once all shares are made: slices of the three."""
         cdef Py_ssize_t at, split
-        cdef FewRows* one
+        cdef Sort* one
         cdef list found = []
         for at in range(self.count):
             one = &self.sorts[at]
@@ -165,19 +235,63 @@ cdef class Sorts(Shares):
         return found
 
 
-cdef void sort_one(FewRows* one, Py_ssize_t number, uint32_t* counters, int64_t* unique,
-                   int64_t* run_splits, int32_t* sources) noexcept nogil:
-    """Sort the ids of a table; those of so many tables lie before them."""
+cdef void sort_one(Sort* one, const Named* named, Py_ssize_t number, uint32_t* scratch,
+                   int64_t* unique, int64_t* run_splits, int32_t* sources) noexcept nogil:
+    """Sort what the features of a table name; the rows of so many tables lie before them."""
+    cdef const Named* first = named + one.first_feature
     cdef int64_t* own_unique = unique + one.first
     cdef int64_t* own_splits = run_splits + one.first + number
     cdef int32_t* own_sources = sources + one.first
-    if one.long_ids:
-        one.found = _sort_few(<const int64_t*>one.ids, one.count, one.row_splits, one.bags,
-                              one.shift, counters, own_unique, own_splits, own_sources)
+    if one.by_row and first.long_rows:
+        one.found = _sort_few(<const int64_t*>first.rows, one.count, first.row_splits, one.bags,
+                              one.shift, scratch, own_unique, own_splits, own_sources)
+    elif one.by_row:
+        one.found = _sort_few(<const int32_t*>first.rows, one.count, first.row_splits, one.bags,
+                              one.shift, scratch, own_unique, own_splits, own_sources)
+    elif one.shift > 32:
+        one.found = sort_features(one, first, <wide_t*>(scratch + DIGIT_COUNTERS), scratch,
+                                  own_unique, own_splits, own_sources)
     else:
-        one.found = _sort_few(<const int32_t*>one.ids, one.count, one.row_splits, one.bags,
-                              one.shift, counters, own_unique, own_splits, own_sources)
+        one.found = sort_features(one, first, <narrow_t*>(scratch + DIGIT_COUNTERS), scratch,
+                                  own_unique, own_splits, own_sources)
     own_splits[one.found] = one.count
+
+
+cdef inline Py_ssize_t sort_features(const Sort* one, const Named* named, pair_t* pairs,
+                                     uint32_t* counters, int64_t* unique, int64_t* run_splits,
+                                     int32_t* sources) noexcept nogil:
+    """Sort the rows of all features of a table as one bucket of pairs; return how many there are."""
+    cdef Py_ssize_t feature, at = 0
+    cdef pair_t* sorted
+    if one.count == 0:
+        return 0
+    for feature in range(one.features):
+        if named[feature].long_rows:
+            put_pairs(&named[feature], <const int64_t*>named[feature].rows, pairs + at)
+        else:
+            put_pairs(&named[feature], <const int32_t*>named[feature].rows, pairs + at)
+        at += named[feature].count
+    sorted = sorted_pairs(pairs, pairs + one.count, one.count, one.shift, DIGIT_BITS, counters)
+    return write_runs(sorted, one.count, 0, unique, run_splits, sources)
+
+
+cdef inline void put_pairs(const Named* named, const index_t* rows, pair_t* pairs) noexcept nogil:
+    cdef Py_ssize_t i, b
+    if named.row_splits == NULL:
+        for i in range(named.count):
+            put_one(&pairs[i], <uint64_t>rows[i], named.sources[i])
+        return
+    for b in range(named.bags):
+        for i in range(named.row_splits[b], named.row_splits[b + 1]):
+            put_one(&pairs[i], <uint64_t>rows[i], named.first_source + <int32_t>b)
+
+
+cdef inline void put_one(pair_t* pair, uint64_t row, int32_t source) noexcept nogil:
+    if pair_t is narrow_t:
+        pair.key = <uint32_t>row
+    else:
+        pair.key = row
+    pair.source = source
 
 
 cdef inline Py_ssize_t starts_of_rows(uint64_t* words, Py_ssize_t count, uint64_t base,
@@ -284,14 +398,8 @@ cdef inline void put_pair(uint64_t row, int32_t source, int shift, int64_t* star
     """Put a pair into its bucket."""
     cdef uint64_t bucket = row >> shift
     cdef int64_t at = starts[bucket]
-    cdef pair_t pair
-    if pair_t is narrow_t:
-        pair.key = <uint32_t>row
-    else:
-        pair.key = row
-    pair.source = source
     starts[bucket] = at + 1
-    pairs[at] = pair
+    put_one(&pairs[at], row, source)
     # The rows of a batch have taken the place of the last batch's pairs in the caches.
     prefetch_write(<const void*>(<size_t>&pairs[at] + BYTES_AHEAD))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -13,6 +12,7 @@ from shardcore._core import occurrences as _kernel
 from shardcore.backend.messages import FeatureBags
 from shardcore.memory import pool
 from shardcore.store.occurrences import (
+    FEW_OCCURRENCES,
     BagSorts,
     Occurrences,
     has_few_rows,
@@ -32,16 +32,6 @@ __all__ = [
 ]
 
 _INT32: Final = np.dtype(np.int32)
-_FLOAT32: Final = np.dtype(np.float32)
-
-_SMALL_BATCH: Final = 1 << 9
-"""Occurrences of a table that is sorted together with others."""
-
-_TOGETHER: Final = 1 << 13
-"""Occurrences that are sorted together: with more, they would leave the cache."""
-
-_MOST_ROWS: Final = 1 << 32
-"""Of tables sorted as one, so that their keys have 32 bits."""
 
 _Rows: TypeAlias = tuple[Sequence[FeatureBags], int]
 """A table's features, and how many rows it has."""
@@ -111,10 +101,8 @@ def sorted_rows(
 class RowSorts:
     """What `sorted_rows` returns for each of many tables: small ones are sorted all at once.
 
-    Tables of few rows are shared out among threads. To sort a few hundred ids takes less time than
-    to call what sorts them, so many tables are sorted as if they were one, whose rows follow one
-    another. A row keeps the order of its occurrences: the results are the same. Those of several
-    tables share one array of sources, with `run_splits` that do not begin at 0.
+    To sort a few hundred ids takes less time than to call what sorts them, and threads can share
+    tables, not the ids of one.
 
     Examples
     --------
@@ -122,15 +110,13 @@ class RowSorts:
     >>> for _ in range(2):
     ...     sorts.add([bags], 10, np.dtype("float32"))
     >>> one, two = sorts.make()
-    >>> two.rows, two.run_splits, two.sources[two.run_splits[0] :]
-    (array([3, 5]), array([3, 4, 6]), array([1, 0, 1], dtype=int32))
+    >>> two.rows, two.run_splits, two.sources
+    (array([3, 5]), array([0, 1, 3]), array([1, 0, 1], dtype=int32))
     """
 
     def __init__(self) -> None:
         self._added = 0
-        self._few_rows, self._of_few_rows = BagSorts(), list[int]()
-        self._groups: list[list[tuple[int, _Rows]]] = []
-        self._ids_left = self._rows_left = 0  # of the last group
+        self._together, self._of_these = BagSorts(), list[int]()
         self._alone: list[tuple[int, _Rows, np.dtype[Any]]] = []
 
     def add(self, features: Sequence[FeatureBags], num_rows: int, value: np.dtype[Any]) -> None:
@@ -141,16 +127,15 @@ class RowSorts:
         for bags in features:
             count += bags.ids.size
             unweighted = unweighted and bags.weights is None
-        if count <= _SMALL_BATCH and num_rows <= _MOST_ROWS and unweighted:
-            if count > self._ids_left or num_rows > self._rows_left:
-                self._groups.append([])
-                self._ids_left, self._rows_left = _TOGETHER, _MOST_ROWS
-            self._groups[-1].append((at, (features, num_rows)))
-            self._ids_left -= count
-            self._rows_left -= num_rows
-        elif unweighted and len(features) == 1 and has_few_rows(count, num_rows):
-            self._few_rows.add(features[0].ids, features[0].row_splits, num_rows)
-            self._of_few_rows.append(at)
+        alone = len(features) == 1
+        if unweighted and (
+            count <= FEW_OCCURRENCES or (alone and has_few_rows(count, num_rows))
+        ):
+            first, *others = features
+            self._together.add(first.ids, first.row_splits, num_rows, alone)
+            for bags in others:
+                self._together.add_feature(bags.ids, bags.row_splits)
+            self._of_these.append(at)
         else:
             self._alone.append((at, (features, num_rows), value))
 
@@ -159,43 +144,10 @@ class RowSorts:
         found: list[Any] = [None] * self._added
         for at, table, value in self._alone:
             found[at] = sorted_rows(*table, value)
-        for at, occurrences in zip(self._of_few_rows, self._few_rows.make(), strict=True):
-            found[at] = occurrences
-        for group in self._groups:
-            if len(group) == 1:  # to make one of it takes longer than to sort it
-                ((at, table),) = group
-                found[at] = sorted_rows(*table, _FLOAT32)
-                continue
-            sorted_together = _sorted_as_one([table for _, table in group])
-            for (at, _), occurrences in zip(group, sorted_together, strict=True):
+        if self._of_these:
+            for at, occurrences in zip(self._of_these, self._together.make(), strict=True):
                 found[at] = occurrences
         return found
-
-
-def _sorted_as_one(tables: Sequence[_Rows]) -> list[Occurrences]:
-    features = [bags for own, _ in tables for bags in own]
-    first_rows = np.zeros(len(tables) + 1, np.int64)
-    np.cumsum([num_rows for _, num_rows in tables], out=first_rows[1:])
-    ids_of = [sum([bags.ids.size for bags in own]) for own, _ in tables]
-    bags_of = [sum([bags.row_splits.size - 1 for bags in own]) for own, _ in tables]
-    ids = np.concatenate([bags.ids for bags in features], dtype=np.int64)
-    ids += np.repeat(first_rows[:-1], ids_of)
-    # Ends minus starts are the lengths of bags; the bags of a table are numbered through.
-    splits = [bags.row_splits for bags in features]
-    lengths = np.concatenate([one[1:] for one in splits])
-    lengths -= np.concatenate([one[:-1] for one in splits])
-    first_bags = np.cumsum(bags_of) - bags_of
-    numbers = np.arange(lengths.size, dtype=np.int64) - np.repeat(first_bags, bags_of)
-    sources = np.repeat(numbers.astype(np.int32), lengths)
-    all_sorted = sort_occurrences(ids, sources, None, int(first_rows[-1]))
-    borders = np.searchsorted(all_sorted.rows, first_rows)
-    rows = all_sorted.rows - np.repeat(first_rows[:-1], np.diff(borders))
-    run_splits, ordered = all_sorted.run_splits, all_sorted.sources
-    limits = borders.tolist()
-    return [
-        Occurrences(rows[first:last], run_splits[first : last + 1], ordered, None)
-        for first, last in pairwise(limits)
-    ]
 
 
 def joined_gains(

@@ -11,7 +11,8 @@ import numpy as np
 from shardcore.features.plain import even_splits, plain_bags, plain_weights
 from shardcore.memory import pool
 
-from shardcore.store.lock cimport Caller, ReadWriteLock, caller
+from shardcore.engine.life cimport Life
+from shardcore.store.lock cimport Caller, caller
 
 include "plain_arrays.pxi"
 
@@ -58,8 +59,7 @@ cdef class GivenLookups:
     """
 
     cdef object inputs
-    cdef object life
-    cdef ReadWriteLock lock
+    cdef Life life
     cdef object look_up_one
     cdef object settle
     cdef object count
@@ -69,9 +69,9 @@ cdef class GivenLookups:
     cdef bint single
     cdef public bint built
 
-    def __init__(self, inputs, life, look_up, settle, count):
+    def __init__(self, inputs, Life life not None, look_up, settle, count):
         cdef Combined one
-        self.inputs, self.life, self.lock = inputs, life, life.lock
+        self.inputs, self.life = inputs, life
         self.look_up_one, self.settle, self.count = look_up, settle, count
         self.kind, self.keys, self.single = inputs.kind, inputs.keys, inputs.single
         self.combined = []
@@ -93,11 +93,11 @@ cdef class GivenLookups:
         cdef Caller who = caller()
         if not self.built or who.inside:    # a call of this engine, perhaps, that has called back
             return None
-        self.lock._begin_reading(who)
+        self.life.lock._begin_reading(who)
         try:
             return None if self.life.closing else self.found(features, weights)
         finally:
-            self.lock._end_reading()
+            self.life.lock._end_reading()
 
     cdef object found(self, features, weights):
         cdef list leaves = self.leaves_of(features), factors = None, activations = []

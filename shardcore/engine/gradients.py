@@ -468,8 +468,8 @@ def _hyper_of(optimizer: Optimizer, step: int, rates: dict[object, float]) -> tu
         return hyper_at(optimizer, step)
     names = optimizer.hyper_names
     values = tuple([getattr(optimizer, name) for name in names])
-    if {float}.issuperset(map(type, values)):  # numbers as they are: the commonest
-        return values
+    if not any(map(callable, values)):
+        return tuple(map(float, values))
     named = zip(names, values, strict=True)
     return tuple([_evaluated(value, name, step, rates) for name, value in named])
 

@@ -131,13 +131,10 @@ class Inputs:
             features, weights = read_frames(self._structure, features, weights)
         leaves = self.leaves(features, "features")
         weight_leaves = self.optional_leaves(weights, "weights")
-        found = prepare_features(self.features, leaves, weight_leaves, keep, self._one_host)
-        if self.batch_size is None:
-            return list(found)
-        prepared = []
-        for feature, ready in zip(self.features, found, strict=True):
-            self._check_batch_size(ready, feature.path)
-            prepared.append(ready)
+        prepared = prepare_features(self.features, leaves, weight_leaves, keep, self._one_host)
+        if self.batch_size is not None:
+            for feature, ready in zip(self.features, prepared, strict=True):
+                self._check_batch_size(ready, feature.path)
         return prepared
 
     def _is_plain(self, features: Any, weights: Any) -> bool:

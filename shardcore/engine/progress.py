@@ -16,9 +16,9 @@ from typing import Any
 from shardcore.backend.base import Backend
 from shardcore.engine.gradients import described
 from shardcore.engine.in_flight import FAILED, REFUSED, RESTORED, BatchesInFlight
+from shardcore.engine.life import Life
 from shardcore.engine.pipeline import Failure, Operations, Ticket
 from shardcore.errors import ShardcoreError, ShardcoreRuntimeError, UpdateRefusedError
-from shardcore.store.lock import Mutex
 from shardcore.store.work import uninterrupted
 
 __all__ = ["Progress"]
@@ -32,8 +32,7 @@ class Progress:
     backend : Backend
     operations : Operations
     in_flight : BatchesInFlight
-    one_at_a_time : Mutex
-        That of the calls of training.
+    life : Life
 
     Attributes
     ----------
@@ -48,12 +47,12 @@ class Progress:
         backend: Backend,
         operations: Operations,
         in_flight: BatchesInFlight,
-        one_at_a_time: Mutex,
+        life: Life,
     ) -> None:
         self._backend = backend
         self._operations = operations
         self._in_flight = in_flight
-        self._one_at_a_time = one_at_a_time
+        self._life = life
         self._reports = backend.capabilities.device_arrays  # of updates that did nothing
         self._begun = 0  # where this engine's own steps begin
         self.handed_over = 0
@@ -111,7 +110,7 @@ class Progress:
         if self._operations.in_background:
             self.applied -= report.updates
         else:  # the caller may be a thread that only looks up
-            self._one_at_a_time.run(self._undo, report.updates)
+            self._life.between(self._undo, report.updates)
         raise UpdateRefusedError(described(report))
 
     def _undo(self, updates: int) -> None:

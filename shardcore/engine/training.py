@@ -32,7 +32,6 @@ from shardcore.errors import (
     ShardcoreValueError,
 )
 from shardcore.store.bag_max import max_of_bags
-from shardcore.store.lock import Mutex
 from shardcore.store.work import InTurn
 
 __all__ = ["Training"]
@@ -83,10 +82,9 @@ class Training:
         self._build = build
         self._check_gradients = check_gradients
         self._stages = not background and _stages(backend)
-        self._one_at_a_time = Mutex()
         self.counters = Counters()
         self.in_flight = BatchesInFlight(2 if background else 1)
-        self.progress = Progress(backend, operations, self.in_flight, self._one_at_a_time)
+        self.progress = Progress(backend, operations, self.in_flight, life)
         self._given: GivenLookups | None = None
         # A backend that leaves bags as given to others is not asked for every lookup.
         if type(backend).lookup_given is not Backend.lookup_given and not inputs.special:
@@ -205,16 +203,7 @@ class Training:
             raise ShardcoreTypeError(f"name must be a string or None, got {name!r}")
         if name == "":
             raise ShardcoreValueError("name must not be empty")
-        return self._life.using(
-            call,
-            self._one_at_a_time.run,
-            self._life.inside,
-            self._named,
-            call,
-            name,
-            function,
-            arguments,
-        )
+        return self._life.alone(call, self._named, call, name, function, arguments)
 
     def _named(
         self, call: str, name: str | None, function: Callable[..., Any], arguments: tuple[Any, ...]

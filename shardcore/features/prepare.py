@@ -7,7 +7,7 @@ were checked, which no caller can change.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,7 @@ def prepare_features(
     weight_leaves: Sequence[Any],
     keep: bool = False,
     narrow: bool = False,
-) -> Iterator[PreparedFeature]:
+) -> list[PreparedFeature]:
     """Check the input of several features, and turn each into bags, in their order.
 
     Parameters
@@ -53,18 +53,20 @@ def prepare_features(
 
     Returns
     -------
-    iterator of PreparedFeature
+    list of PreparedFeature
 
     Raises
     ------
     ShardcoreTypeError, ShardcoreValueError, ShardcoreIndexError
-        If an input breaks a rule, when its turn comes.
+        If an input breaks a rule.
     """
+    found = []
     plain = prepare_plain_features(features, leaves, weight_leaves, narrow)
     for at, ready in enumerate(plain):
         if ready is None:
             ready = _prepared(features[at], leaves[at], weight_leaves[at], keep)
-        yield ready
+        found.append(ready)
+    return found
 
 
 def prepare_feature(

@@ -31,11 +31,10 @@ def all_finite(arrays: Iterable[NDArray[Any]]) -> bool:
     tests = _kernel.FiniteTests()
     for array in arrays:
         tests.add(array)
-    count = threads.cut(tests, threads.PIECE)
-    finite = [True] * count
+    finite: list[bool] = []
 
-    def make(number: int) -> None:
-        finite[number] = tests.make()
+    def make(_: int) -> None:
+        finite.append(tests.make())
 
-    threads.run(count, make)
+    threads.make(tests, threads.PIECE, make)
     return all(finite)

@@ -26,6 +26,15 @@ cdef Caller caller()
 cdef int begin_change(Caller who) except -1
 cdef void end_change(Caller who) noexcept
 
+cdef class Mutex:
+    cdef unsigned long owner
+    cdef int depth
+    cdef unsigned long epoch
+    cdef Spot* waiting
+
+    cdef int _begin(self, Caller who) except -1
+    cdef void _end(self) noexcept
+
 cdef class ReadWriteLock:
     cdef readonly unsigned long number     # of all those of the process, as they were made
     cdef int readers

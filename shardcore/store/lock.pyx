@@ -311,11 +311,6 @@ cdef class Mutex:
     5
     """
 
-    cdef unsigned long owner
-    cdef int depth
-    cdef unsigned long epoch
-    cdef Spot* waiting
-
     def __reduce__(self):
         raise TypeError("a Mutex cannot be copied or pickled")
 

@@ -74,13 +74,12 @@ class Lookups:
             shared: bool | None = lookups.share(asking, sharing)
             if shared is not None:
                 return shared
-        count = threads.cut(lookups, threads.PIECE)
-        right = [True] * count
+        right: list[bool] = []
 
-        def make(number: int) -> None:
-            right[number] = lookups.make(asking)
+        def make(_: int) -> None:
+            right.append(lookups.make(asking))
 
-        threads.run(count, make)
+        threads.make(lookups, threads.PIECE, make)
         companion.ended()
         return all(right)
 

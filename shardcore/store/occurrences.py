@@ -22,6 +22,7 @@ from shardcore.store import threads
 from shardcore.store.segment_reduce import TYPE_NAMES
 
 __all__ = [
+    "FEW_OCCURRENCES",
     "BagSorts",
     "Occurrences",
     "every_row",
@@ -42,8 +43,8 @@ _BUCKET_BITS: Final = 11
 _MOST_BUCKETS: Final = 9
 """2**9 buckets: with more, dealing pairs to them waits for the addresses of their pages."""
 
-_ONE_BUCKET: Final = 1 << 12
-"""Occurrences, at most, that are one bucket: to count and to share so few takes longer."""
+FEW_OCCURRENCES: Final = 1 << 12
+"""So many of a table are sorted as one bucket: to count and to share them would take longer."""
 
 _PART: Final = 1 << 16
 """Least occurrences that are handed to another thread."""
@@ -118,12 +119,17 @@ def sort_occurrences(
     plain: Ints = rows if rows.flags.c_contiguous else rows.copy()
     # With gains, the positions are sorted, which then lead to both source and gain.
     own = np.ascontiguousarray(sources) if gains is None else np.arange(n, dtype=np.int32)
-    deal = _kernel.deal[TYPE_NAMES[plain.dtype]]
+    if n <= FEW_OCCURRENCES:
+        sorts = BagSorts()
+        sorts.add_sources(plain, own, num_rows)
+        (found,) = sorts.make()
+    else:
+        deal = _kernel.deal[TYPE_NAMES[plain.dtype]]
 
-    def dealt(part: slice, *to: Any) -> None:
-        deal(plain[part], own[part], *to)
+        def dealt(part: slice, *to: Any) -> None:
+            deal(plain[part], own[part], *to)
 
-    found = _sorted(plain, num_rows, dealt)
+        found = _sorted(plain, num_rows, dealt)
     if gains is None:
         return found
     return replace(found, sources=sources[found.sources], gains=gains[found.sources])
@@ -160,7 +166,7 @@ def sort_bags(ids: Ints, row_splits: NDArray[np.int64], num_rows: int) -> Occurr
     (array([2, 7]), array([0, 1, 3]), array([0, 0, 1], dtype=int32))
     """
     plain: Ints = ids if ids.flags.c_contiguous else ids.copy()
-    if has_few_rows(ids.size, num_rows):
+    if ids.size <= FEW_OCCURRENCES or has_few_rows(ids.size, num_rows):
         sorts = BagSorts()
         sorts.add(plain, row_splits, num_rows)
         return sorts.make()[0]
@@ -181,9 +187,10 @@ def _check_number(occurrences: int) -> None:
 
 
 class BagSorts:
-    """What `sort_bags` returns for tables of few rows: by threads that share the tables.
+    """What `sort_bags` returns for several tables: by threads that share the tables.
 
-    They are added one by one and sorted at once.
+    They are added one by one and sorted at once. Each has at most `FEW_OCCURRENCES`, or, of one
+    feature, few rows.
 
     Examples
     --------
@@ -200,9 +207,23 @@ class BagSorts:
     def __init__(self) -> None:
         self._sorts = _kernel.Sorts()
 
-    def add(self, ids: Ints, row_splits: NDArray[np.int64], num_rows: int) -> None:
-        """Add a table's bags, as `sort_bags` takes them; of at most 32,768 rows."""
-        self._sorts.add(ids, row_splits, max(num_rows - 1, 1).bit_length())
+    def add(
+        self, ids: Ints, row_splits: NDArray[np.int64], num_rows: int, alone: bool = True
+    ) -> None:
+        """Add a table's bags, as `sort_bags` takes them; `alone`: those of its only feature."""
+        by_row = alone and has_few_rows(ids.size, num_rows)
+        self._sorts.add(ids, row_splits, _bits(num_rows, by_row), by_row)
+
+    def add_feature(self, ids: Ints, row_splits: NDArray[np.int64]) -> None:
+        """Add the bags of one more feature of the table that was added last, not alone.
+
+        Its sources are its bags, counted on from those of the features before.
+        """
+        self._sorts.add_feature(ids, row_splits)
+
+    def add_sources(self, rows: Ints, sources: NDArray[np.int32], num_rows: int) -> None:
+        """Add a table's occurrences as `sort_occurrences` takes them, without gains."""
+        self._sorts.add_sources(rows, sources, _bits(num_rows, False))
 
     def make(self) -> list[Occurrences]:
         """Sort them; return the occurrences of each table."""
@@ -211,10 +232,14 @@ class BagSorts:
         sources = pool.empty(count, _INT32)
 
         def make(number: int) -> None:
-            sorts.make(np.empty(sorts.counters, np.uint32), rows, run_splits, sources)
+            sorts.make(np.empty(sorts.scratch, np.uint32), rows, run_splits, sources)
 
-        threads.run(threads.cut(sorts, _SHARE), make)
+        threads.make(sorts, _SHARE, make)
         return [Occurrences(*part, None) for part in sorts.parts_of(rows, run_splits, sources)]
+
+
+def _bits(num_rows: int, at_least_one: bool) -> int:
+    return max(num_rows - 1, at_least_one).bit_length()
 
 
 def _sorted(rows: Ints, num_rows: int, deal: Callable[..., None]) -> Occurrences:
@@ -225,8 +250,6 @@ def _sorted(rows: Ints, num_rows: int, deal: Callable[..., None]) -> Occurrences
     n, bits = rows.size, max(num_rows - 1, 0).bit_length()
     shift = max(0, bits - min(max(n.bit_length() - _BUCKET_BITS, 0), _MOST_BUCKETS))
     buckets, wide = 1 << (bits - shift), bits > 32
-    if n <= _ONE_BUCKET:
-        return _sorted_in_one(n, bits, wide, deal)
     index = TYPE_NAMES[rows.dtype]
     parts = max(1, min(threads.get_num_threads(), n // _PART))
     limits = [n * part // parts for part in range(parts + 1)]
@@ -268,21 +291,6 @@ def _sorted(rows: Ints, num_rows: int, deal: Callable[..., None]) -> Occurrences
             for array in (distinct, run_splits):
                 array[found : found + runs] = array[start : start + runs]
         found += runs
-    run_splits[found] = n
-    return Occurrences(distinct[:found], run_splits[: found + 1], ordered, None)
-
-
-def _sorted_in_one(n: int, bits: int, wide: bool, deal: Callable[..., None]) -> Occurrences:
-    """Do as `_sorted` with so few that they are one bucket, whatever their rows."""
-    size = n * (_kernel.WIDE_WORDS if wide else _kernel.NARROW_WORDS)
-    pairs, border = np.empty(2 * size, np.uint64), np.array([0, n])
-    deal(slice(0, n), bits, border[:1].copy(), pairs, wide)
-    distinct, run_splits = np.empty(n, np.int64), np.empty(n + 1, np.int64)
-    ordered, counters = np.empty(n, np.int32), np.empty(_kernel.COUNTERS, np.uint32)
-    found = _kernel.sort_buckets(
-        *(pairs[:size], pairs[size:], border, bits, counters, wide),
-        *(distinct, run_splits, ordered),
-    )
     run_splits[found] = n
     return Occurrences(distinct[:found], run_splits[: found + 1], ordered, None)
 

@@ -85,7 +85,7 @@ class BagsToTake:
         """
         bags = self._bags
         short, long = pool.empty(bags.short, _INT32), pool.empty(bags.long, _INT64)
-        threads.run(threads.cut(bags, _SHARE), lambda _: bags.make(short, long))
+        threads.make(bags, _SHARE, lambda _: bags.make(short, long))
         return bags.parts_of(short, long)
 
     def wrong(self) -> dict[int, int]:

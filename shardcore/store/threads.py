@@ -188,6 +188,23 @@ def cut(work: Any, least: int) -> int:
     return min(shares, threads)
 
 
+def make(work: Any, least: int, share: Callable[[int], None]) -> None:
+    """Cut the work on many tables, as `cut` does, and call ``share(i)`` on each thread that does it.
+
+    Parameters
+    ----------
+    work : compiled object
+    least : int
+    share : callable
+        Calls the work's `make`.
+    """
+    count = cut(work, least)
+    if count == 1:
+        share(0)
+    else:
+        run(count, share)
+
+
 def cut_for_companion(work: Any) -> object | None:
     """Cut the work on many tables into shares if this thread and the companion may do them.
 

@@ -205,9 +205,9 @@ def test_bags_without_ids_over_few_rows() -> None:
 
 def test_counters_of_few_rows_come_as_they_are() -> None:
     sorts = _kernel.Sorts()
-    sorts.add(np.array([7, 2, 7]), np.array([0, 2, 3]), 6)
+    sorts.add(np.array([7, 2, 7]), np.array([0, 2, 3]), 6, by_row=True)
     assert sorts.cut(1, 1) == 1
-    counters = np.full(sorts.counters, 77, np.uint32)
+    counters = np.full(sorts.scratch, 77, np.uint32)
     # With room for all that is counted if they are taken for counts.
     rows, splits, sources = (np.empty(6000, dtype) for dtype in (np.int64, np.int64, np.int32))
     sorts.make(counters, rows, splits, sources)
@@ -219,8 +219,8 @@ def test_counters_of_few_rows_come_as_they_are() -> None:
 def test_there_is_a_word_for_few_rows(shift: int) -> None:
     """As much scratch as the kernel uses: a number for each row, and two for every 64, begun."""
     sorts = _kernel.Sorts()
-    sorts.add(np.zeros(1, np.int64), np.array([0, 1]), shift)
-    assert sorts.counters == 2**shift + 2 * -(-(2**shift) // 64)
+    sorts.add(np.zeros(1, np.int64), np.array([0, 1]), shift, by_row=True)
+    assert sorts.scratch == 2**shift + 2 * -(-(2**shift) // 64)
 
 
 def test_few_rows_are_those_whose_counters_stay_in_the_cache() -> None:

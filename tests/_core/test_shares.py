@@ -162,20 +162,74 @@ def test_sorts_over_many_tables_equal_their_twins(
         assert ours.gains is None
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    tables=st.lists(
+        st.tuples(
+            st.sampled_from([1, 40, 2**20, 2**32, 2**32 + 1, 2**40]),
+            st.lists(st.integers(0, 12), min_size=1, max_size=3),
+        ),
+        max_size=9,
+    ),
+    count=st.integers(1, 5),
+    seed=st.integers(0, 2**32),
+)
+def test_sorts_of_pairs_over_many_tables_equal_their_twins(
+    tables: Any, count: int, seed: int, assert_same: Same
+) -> None:
+    """Of several features, of tables whose rows need 32 bits and more, beside small ones."""
+    rng = np.random.default_rng(seed)
+    sorts, twins = occurrences_module._kernel.Sorts(), []
+    for rows, numbers in tables:
+        features, bits = [], max(rows - 1, 0).bit_length()
+        for number in numbers:
+            _, splits = bags(rng, 1, number)
+            ids = rng.integers(0, rows, splits[-1])
+            features.append((ids.astype(np.int32) if rows < 2**31 else ids, splits))
+        sorts.add(*features[0], bits, by_row=False)
+        for feature in features[1:]:
+            sorts.add_feature(*feature)
+        bag_numbers = np.arange(sum(splits.size - 1 for _, splits in features), dtype=np.int32)
+        lengths = np.concatenate([np.diff(splits) for _, splits in features])
+        ids = np.concatenate([ids for ids, _ in features])
+        sources = np.repeat(bag_numbers, lengths)
+        twins.append(reference.sort_occurrences(ids, sources, None, rows))
+        sorts.add_sources(ids, sources[::-1].copy(), bits)
+        twins.append(reference.sort_occurrences(ids, sources[::-1], None, rows))
+    shares = sorts.cut(count, 1)
+    out = [np.full(sorts.ids + pad, -7, np.int64) for pad in (0, sorts.tables)]
+    sources = np.full(sorts.ids, -7, np.int32)
+    for _ in range(shares):
+        sorts.make(np.full(sorts.scratch, 77, np.uint32), *out, sources, 1)
+    for parts, twin in zip(sorts.parts_of(*out, sources), twins, strict=True):
+        for ours, theirs in zip(parts, (twin.rows, twin.run_splits, twin.sources), strict=True):
+            assert_same(ours, theirs)
+
+
+def test_pairs_have_as_much_scratch_as_they_take() -> None:
+    """Counters of digits, and pairs of 8 bytes, or 16 of rows of more than 32 bits, twice."""
+    for bits, of_pair in ((32, 2), (33, 4)):
+        sorts = occurrences_module._kernel.Sorts()
+        sorts.add(np.zeros(30, np.int64), np.array([0, 30]), bits, by_row=False)
+        assert sorts.scratch == 8 * 256 + 2 * 30 * of_pair
+        sorts.add_feature(np.zeros(5, np.int64), np.array([0, 5]))
+        assert sorts.scratch == 8 * 256 + 2 * 35 * of_pair
+
+
 def test_a_table_that_is_sorted_whole_is_sorted_once() -> None:
     """Threads share tables, not the ids of one: to count them twice is to write them twice."""
     rng = np.random.default_rng(1)
     tables = [(*bags(rng, 50, 40), 50) for _ in range(3)]
     sorts = occurrences_module._kernel.Sorts()
     for ids, splits, _ in tables:
-        sorts.add(ids, splits, 6)
+        sorts.add(ids, splits, 6, by_row=True)
     shares = sorts.cut(4, 1)
     assert shares == 4
     written = []
     for _ in range(shares):
         out = [np.full(sorts.ids + pad, -7, dtype) for pad, dtype in ((0, np.int64), (3, np.int64))]
         sources = np.full(sorts.ids, -7, np.int32)
-        sorts.make(np.empty(sorts.counters, np.uint32), *out, sources, 1)
+        sorts.make(np.empty(sorts.scratch, np.uint32), *out, sources, 1)
         written.append(sources != -7)
     assert (np.sum(written, axis=0) == 1).all()
 
@@ -183,8 +237,8 @@ def test_a_table_that_is_sorted_whole_is_sorted_once() -> None:
 def test_counters_are_those_of_the_largest_table() -> None:
     sorts = occurrences_module._kernel.Sorts()
     for shift, counters in ((3, 8 + 2), (10, 1024 + 32), (5, 1024 + 32)):
-        sorts.add(np.zeros(1, np.int64), np.array([0, 1]), shift)
-        assert sorts.counters == counters
+        sorts.add(np.zeros(1, np.int64), np.array([0, 1]), shift, by_row=True)
+        assert sorts.scratch == counters
 
 
 def test_scratch_is_that_of_the_widest_table() -> None:
@@ -465,10 +519,16 @@ def test_sorts_without_room_are_refused() -> None:
     with pytest.raises(
         ValueError, match=r"^row_splits of ids to sort must begin at 0 and end at their number$"
     ):
-        sorts.add(np.zeros(2, np.int64), np.array([0, 1]), 1)
-    sorts.add(np.zeros(2, np.int64), np.array([0, 2]), 1)
+        sorts.add(np.zeros(2, np.int64), np.array([0, 1]), 1, by_row=True)
+    sorts.add(np.zeros(2, np.int64), np.array([0, 2]), 1, by_row=True)
     assert sorts.cut(1, 1) == 1
-    sizes = {"counters": sorts.counters, "rows": 2, "splits": 3, "sources": 2}
+    with pytest.raises(
+        ValueError, match=r"^a feature to sort must be of a table that was added, and not by row$"
+    ):
+        sorts.add_feature(np.zeros(2, np.int64), np.array([0, 2]))
+    with pytest.raises(ValueError, match=r"^rows to sort must have as many sources$"):
+        sorts.add_sources(np.zeros(2, np.int64), np.zeros(3, np.int32), 1)
+    sizes = {"scratch": sorts.scratch, "rows": 2, "splits": 3, "sources": 2}
     dtypes = (np.uint32, np.int64, np.int64, np.int32)
     for short in sizes:
         arrays = [

@@ -13,12 +13,14 @@ from pathlib import Path
 import pytest
 
 import shardcore
+from shardcore._core import source_tree
 from shardcore._core.source_tree import checksum, is_source_tree, record, require_built
 
 KIND = EXTENSION_SUFFIXES[0].removeprefix(".").rsplit(".", 1)[0]
 SOURCES = (
     "shardcore/_core/rows.pyx",
     "shardcore/_core/a.h",
+    "shardcore/engine/life.pyx",
     "shardcore/store/lock.pyx",
     "shardcore/optimizer/include/c.h",
     "plugins/shardcore_optimizers/b.pxi",
@@ -38,6 +40,18 @@ def tree(tmp_path):
 def built(tree):
     record(tree).write_text(checksum(tree))
     return tree
+
+
+def test_a_build_is_of_all_that_is_compiled():
+    root = Path(__file__).parents[2]
+    found = [
+        path
+        for container in ("shardcore", "backends", "plugins")
+        for path in (root / container).rglob("*")
+        if path.suffix in source_tree._SOURCES
+    ]
+    folders = {root / name for name in source_tree._COMPILED}
+    assert {path.parent for path in found} == folders
 
 
 def refuses(root, rest):

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shardcore as sc
+from shardcore import reference
 from shardcore.backend import gradients as sorting
 from shardcore.backend.gradients import RowSorts, gains_of, gradient_rows_of_tables, sorted_rows
 from shardcore.backend.messages import FeatureBags
@@ -38,6 +39,20 @@ def sorted_together(tables):
     return sorts.make()
 
 
+def assert_is_sorted(found, features, num_rows):
+    """Compare with the twin, of the bags of all features, numbered through."""
+    first, sources = 0, []
+    for bags in features:
+        sources.append(np.repeat(np.arange(bags.num_bags), np.diff(bags.row_splits)) + first)
+        first += bags.num_bags
+    ids = np.concatenate([bags.ids for bags in features])
+    twin = reference.sort_occurrences(
+        ids, np.concatenate(sources).astype(np.int32), None, num_rows
+    )
+    for name in ("rows", "run_splits", "sources"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(twin, name), strict=True)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(
@@ -55,10 +70,10 @@ def sorted_together(tables):
         ),
         max_size=7,
     ),
-    st.sampled_from([1, 12, 1 << 13]),
+    st.sampled_from([0, 5, 1 << 12]),
     st.integers(0, 2**32),
 )
-def test_tables_sorted_together_are_as_those_sorted_alone(shapes, together, seed):
+def test_tables_sorted_together_are_as_those_sorted_alone(shapes, few, seed):
     rng = np.random.default_rng(seed)
     tables = []
     for num_rows, features in shapes:
@@ -68,19 +83,20 @@ def test_tables_sorted_together_are_as_those_sorted_alone(shapes, together, seed
             for kind, weighted, ids in features
         ]
         tables.append((made, num_rows, FLOAT32))
-    before = sorting._TOGETHER
-    sorting._TOGETHER = together
+    before = sorting.FEW_OCCURRENCES
+    sorting.FEW_OCCURRENCES = few
     try:
         found = sorted_together(tables)
     finally:
-        sorting._TOGETHER = before
+        sorting.FEW_OCCURRENCES = before
     assert len(found) == len(tables)
     for table, ours in zip(tables, found, strict=True):
         alone = sorted_rows(*table)
+        for one in (ours, alone):
+            assert_is_sorted(one, table[0], table[1])
         assert ours.rows.tobytes() == alone.rows.tobytes()
-        start, stop = ours.run_splits[0], ours.run_splits[-1]
-        assert (ours.run_splits - start).tobytes() == alone.run_splits.tobytes()
-        assert ours.sources[start:stop].tobytes() == alone.sources.tobytes()
+        assert ours.run_splits.tobytes() == alone.run_splits.tobytes()
+        assert ours.sources.tobytes() == alone.sources.tobytes()
         if alone.gains is None:
             assert ours.gains is None
         else:
@@ -88,12 +104,24 @@ def test_tables_sorted_together_are_as_those_sorted_alone(shapes, together, seed
 
 
 def test_large_tables_are_sorted_alone():
-    rng = np.random.default_rng(0)
-    few = FeatureBags(rng.integers(0, 9, 300), np.arange(301))
-    many = FeatureBags(rng.integers(0, 9, 600), np.arange(601))
-    a, b, c = sorted_together([([one], 9, FLOAT32) for one in (few, many, few)])
-    assert a.sources is c.sources
-    assert b.sources.size == 600
+    rng, rows = np.random.default_rng(0), 1 << 20
+    few, many = (
+        FeatureBags(rng.integers(0, rows, count), np.arange(count + 1)) for count in (4096, 4097)
+    )
+    a, b, c = sorted_together([([one], rows, FLOAT32) for one in (few, many, few)])
+    assert a.sources.base is not None
+    assert a.sources.base is c.sources.base
+    assert b.sources.base is not a.sources.base
+    for found, bags in ((a, few), (b, many), (c, few)):
+        assert_is_sorted(found, [bags], rows)
+
+
+def test_tables_of_several_features_and_few_rows_are_sorted_together():
+    """Rows that would be counted by themselves if one feature named them all."""
+    rng = np.random.default_rng(3)
+    features = [FeatureBags(rng.integers(0, 9, 60), np.arange(0, 61, 20)) for _ in range(3)]
+    (found,) = sorted_together([(features, 9, FLOAT32)])
+    assert_is_sorted(found, features, 9)
 
 
 def test_gradients_of_tables_are_as_those_of_one():
