@@ -128,9 +128,7 @@ class RowSorts:
             count += bags.ids.size
             unweighted = unweighted and bags.weights is None
         alone = len(features) == 1
-        if unweighted and (
-            count <= FEW_OCCURRENCES or (alone and has_few_rows(count, num_rows))
-        ):
+        if unweighted and (count <= FEW_OCCURRENCES or (alone and has_few_rows(count, num_rows))):
             first, *others = features
             self._together.add(first.ids, first.row_splits, num_rows, alone)
             for bags in others:

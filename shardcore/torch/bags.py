@@ -201,7 +201,7 @@ optimizer, backend, update
         updates = self._updates()
         combined = self.mode != "max" and not self.scale_grad_by_freq
         as_it_comes = combined and self.max_norm is None and self.padding_idx is None
-        if as_it_comes and not updates and per_sample_weights is None:
+        if as_it_comes and per_sample_weights is None:
             leaf = plain_leaf(input, offsets, self.include_last_offset)
             if leaf is not None:
                 return self._one(leaf if offsets is None else leaf[0], leaf, updates)

@@ -147,14 +147,16 @@ def row_splits_of(offsets: Any, ids: int, include_last: bool, of: str) -> NDArra
 
 
 def plain_ids(tensor: Any) -> NDArray[Any] | None:
-    """Return a tensor's values as an array that shares their memory; None for any but the plainest.
+    """Return ids as an array that shares their memory, as `ids_of` does; None where it would raise.
+
+    None too for tensors that are not quite plain, of which `ids_of` takes some.
 
     Examples
     --------
     >>> plain_ids(torch.tensor([3, 1]))
     array([3, 1])
     """
-    if type(tensor) is not torch.Tensor:
+    if type(tensor) is not torch.Tensor or tensor.dtype not in _IDS:
         return None
     try:
         ids: NDArray[Any] = tensor.numpy()

@@ -148,7 +148,8 @@ backend, update
             If an argument breaks its rule.
         """
         updates = self._updates()
-        if not updates and self.max_norm is None and self.padding_idx is None:
+        as_it_comes = not self.scale_grad_by_freq and self.max_norm is None
+        if as_it_comes and self.padding_idx is None:
             ids = plain_ids(input)
             if ids is not None:
                 rows = self._one(ids, ids.reshape(-1) if ids.ndim != 1 else ids, updates)

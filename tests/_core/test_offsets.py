@@ -18,6 +18,7 @@ from shardcore.ids.row_splits import (
     lengths_from_row_splits,
     row_ids_from_row_splits,
     row_splits_from_lengths,
+    row_splits_from_offsets,
     row_splits_from_row_ids,
 )
 from shardcore.validation.integers import integers, place_in
@@ -245,3 +246,45 @@ def test_a_descent_is_found_at_any_place(dtype: Any, count: int) -> None:
         falling = rising.copy()
         falling[place] = falling[place - 1] - 1
         assert kernel.first_descent(falling) == place
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    offsets=st.lists(
+        st.one_of(st.integers(-1, 6), st.sampled_from([LARGEST, -LARGEST - 1, 2**62])), max_size=6
+    ),
+    rising=st.booleans(),
+    first=st.integers(0, 4).map(lambda at: max(at - 3, 0)),
+    values=st.integers(0, 6),
+    include_last=st.booleans(),
+)
+def test_offsets_that_are_right_are_row_splits(
+    offsets: list[int], rising: bool, first: int, values: int, include_last: bool
+) -> None:
+    if rising:
+        offsets = sorted(min(max(at, 0), values) for at in offsets)
+        offsets[:1] = [first][: len(offsets)]
+    given_offsets = np.array(offsets, np.int64)
+    given_offsets.flags.writeable = False
+    found = row_splits_from_offsets(given_offsets, values, include_last)
+    wanted = offsets if include_last else [*offsets, values]
+    right = offsets and wanted[0] == 0 and wanted == sorted(wanted) and wanted[-1] == values
+    if not right:
+        assert found is None
+        return
+    np.testing.assert_array_equal(found, np.array(wanted, np.int64), strict=True)
+    assert not np.shares_memory(found, given_offsets)
+
+
+def test_offsets_of_other_forms_are_left_to_others() -> None:
+    right = np.array([0, 2, 2, 3])
+    assert row_splits_from_offsets(right, 3) is not None
+    spread = np.repeat(right, 2)[::2]
+    for other in (right.astype(np.int32), spread, right[None], right.astype(float)):
+        assert row_splits_from_offsets(other, 3) is None
+    for short in (np.empty(4, np.int64), np.empty(5, np.int32), np.empty((1, 5), np.int64)):
+        assert not kernel.take_offsets(right, 3, False, short)
+    fixed = np.empty(5, np.int64)
+    assert kernel.take_offsets(right, 3, False, fixed)
+    fixed.flags.writeable = False
+    assert not kernel.take_offsets(right, 3, False, fixed)

@@ -46,9 +46,7 @@ def assert_is_sorted(found, features, num_rows):
         sources.append(np.repeat(np.arange(bags.num_bags), np.diff(bags.row_splits)) + first)
         first += bags.num_bags
     ids = np.concatenate([bags.ids for bags in features])
-    twin = reference.sort_occurrences(
-        ids, np.concatenate(sources).astype(np.int32), None, num_rows
-    )
+    twin = reference.sort_occurrences(ids, np.concatenate(sources).astype(np.int32), None, num_rows)
     for name in ("rows", "run_splits", "sources"):
         np.testing.assert_array_equal(getattr(found, name), getattr(twin, name), strict=True)
 
