@@ -88,7 +88,9 @@ class Training:
         self._given: GivenLookups | None = None
         # A backend that leaves bags as given to others is not asked for every lookup.
         if type(backend).lookup_given is not Backend.lookup_given and not inputs.special:
-            settle = self._settle if background or backend.capabilities.device_arrays else None
+            # Without a reference to this object, which would then be freed by the collector alone.
+            waits = background or backend.capabilities.device_arrays
+            settle = partial(_settle, operations, self.progress) if waits else None
             self._given = GivenLookups(
                 inputs, life, backend.lookup_given, settle, self.counters.count_lookup
             )
@@ -110,10 +112,6 @@ class Training:
         self._life.check_open("a lookup")
         self._build()
         given.built = True
-
-    def _settle(self) -> None:
-        self._operations.settle()
-        self.progress.check_updates(wait=False)
 
     def _look_up_features(self, features: Any, weights: Any) -> Any:
         self._life.check_open("a lookup")
@@ -350,6 +348,11 @@ class Training:
         if not weight_gradients:
             return []
         return [self._inputs.nested(leaves) for leaves in progress.result(ticket)]
+
+
+def _settle(operations: Operations, progress: Progress) -> None:
+    operations.settle()
+    progress.check_updates(wait=False)
 
 
 def _stages(backend: Backend) -> bool:

@@ -28,6 +28,7 @@ from shardcore.reference.offsets import (
     lengths_from_row_splits,
     row_ids_from_row_splits,
     row_splits_from_lengths,
+    row_splits_from_offsets,
     row_splits_from_row_ids,
 )
 from shardcore.reference.placement import (
@@ -94,6 +95,7 @@ __all__ = [
     "scaled_to_norm",
     "row_ids_from_row_splits",
     "row_splits_from_lengths",
+    "row_splits_from_offsets",
     "row_splits_from_row_ids",
     "scatter_rows",
     "segment_reduce",

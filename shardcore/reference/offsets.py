@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -9,6 +11,7 @@ __all__ = [
     "lengths_from_row_splits",
     "row_ids_from_row_splits",
     "row_splits_from_lengths",
+    "row_splits_from_offsets",
     "row_splits_from_row_ids",
 ]
 
@@ -51,6 +54,21 @@ def row_ids_from_row_splits(row_splits: ArrayLike) -> NDArray[np.int64]:
     for bag, length in enumerate(lengths_from_row_splits(row_splits).tolist()):
         row_ids += [bag] * length
     return np.array(row_ids, np.int64)
+
+
+def row_splits_from_offsets(
+    offsets: NDArray[Any], num_values: int, include_last: bool = False
+) -> NDArray[np.int64] | None:
+    """Return where bags begin and the last one ends, or None unless they rise from 0 to the end.
+
+    Examples
+    --------
+    >>> row_splits_from_offsets(np.array([0, 2]), 3)
+    array([0, 2, 3])
+    """
+    splits = [int(begin) for begin in offsets] + [num_values] * (not include_last)
+    right = len(offsets) > 0 and splits[0] == 0 and splits[-1] == num_values
+    return np.array(splits, np.int64) if right and splits == sorted(splits) else None
 
 
 def row_splits_from_row_ids(row_ids: ArrayLike, num_rows: int) -> NDArray[np.int64]:

@@ -189,7 +189,7 @@ def cut(work: Any, least: int) -> int:
 
 
 def make(work: Any, least: int, share: Callable[[int], None]) -> None:
-    """Cut the work on many tables, as `cut` does, and call ``share(i)`` on each thread that does it.
+    """Cut the work on many tables, as `cut` does; call ``share(i)`` on each thread that does it.
 
     Parameters
     ----------

@@ -198,9 +198,9 @@ def test_nobody_writes_to_the_arrays_of_a_layout(layout: Layout, name: str) -> N
 
 
 def test_nobody_writes_to_the_row_splits_that_features_share() -> None:
-    from shardcore.features.plain import _even_divisors, _even_splits
+    from shardcore.features.plain import _even_divisors, even_splits
 
-    for array in (_even_splits(3, 2), _even_divisors("mean", 3, 2, np.dtype("float32"))):
+    for array in (even_splits(3, 2), _even_divisors("mean", 3, 2, np.dtype("float32"))):
         assert isinstance(array, np.ndarray)
         owner: Any = array
         while isinstance(owner, np.ndarray):
