@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from functools import partial
 from operator import getitem
 from typing import Any, Literal, cast
@@ -27,8 +26,6 @@ __all__ = [
     "engine_of",
     "lookup_in_shards",
     "lookup_of",
-    "module_lookup",
-    "module_step",
     "optimizer_of",
     "partition",
     "prepared_lookup",
@@ -37,7 +34,9 @@ __all__ = [
 ]
 
 
-def engine_of(rows: NDArray[Any], combiner: str) -> sc.ShardedEmbedding:
+def engine_of(
+    rows: NDArray[Any], combiner: str, optimizer: sc.Optimizer | None = None
+) -> sc.ShardedEmbedding:
     """Return an engine with one table, "items", for one feature."""
     count, dim = rows.shape
     table = sc.TableConfig(
@@ -48,7 +47,7 @@ def engine_of(rows: NDArray[Any], combiner: str) -> sc.ShardedEmbedding:
         name="items",
         dtype=rows.dtype,
     )
-    engine = sc.ShardedEmbedding(sc.FeatureConfig(table))
+    engine = sc.ShardedEmbedding(sc.FeatureConfig(table), optimizer=optimizer)
     engine.build()
     return engine
 
@@ -123,45 +122,6 @@ def step(task: StepTask) -> Contender:
         return *activations, *trained
 
     return Contender("enqueue, dequeue, apply_gradients", run, arrays)
-
-
-def module_lookup(task: LookupTask) -> Contender:
-    """Return the lookup through a module of `shardcore.torch`, without gradients."""
-    torch = importlib.import_module("torch")
-    module = _module(task.rows, None)
-    ids, offsets = torch.tensor(task.ids), torch.tensor(task.row_splits[:-1])
-
-    def run() -> Any:
-        with torch.no_grad():
-            return module(ids, offsets)
-
-    return Contender("shardcore.torch.EmbeddingBag", run, lambda found: (found.numpy(),))
-
-
-def module_step(task: StepTask) -> Contender:
-    """Return forward and backward of a module of `shardcore.torch` with the task's only table."""
-    torch = importlib.import_module("torch")
-    (bags,), (rows,) = task.features, task.tables
-    module = _module(rows, optimizer_of(task.update))
-    ids, offsets = torch.tensor(bags.ids), torch.tensor(bags.row_splits[:-1])
-    gradient = torch.tensor(bags.gradient)
-
-    def run() -> Any:
-        activations = module(ids, offsets)
-        activations.backward(gradient)
-        return activations
-
-    def arrays(found: Any) -> Arrays:
-        return found.detach().numpy(), module.engine.tables["embedding"][task.probes[0]]
-
-    return Contender("shardcore.torch.EmbeddingBag", run, arrays)
-
-
-def _module(rows: NDArray[Any], optimizer: sc.Optimizer | None) -> Any:
-    torch = importlib.import_module("torch")
-    modules = importlib.import_module("shardcore.torch")
-    weight, (count, dim) = torch.from_numpy(rows), rows.shape
-    return modules.EmbeddingBag(count, dim, mode="sum", _weight=weight, optimizer=optimizer)
 
 
 def partition(layout: sc.Layout, task: PartitionTask) -> Contender:

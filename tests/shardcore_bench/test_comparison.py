@@ -41,7 +41,12 @@ EVEN: Final = replace(SMALL, rows=143 * SMALL.shards)
 ASKED_OF: Final = {
     "shardcore": ("combiner", "short", "shards"),
     "NumPy": ("partition", "variable"),
-    "torch": ("lookup", "dims", "combiner", "short", "optimizer", "serving", "few", "sizes"),
+    "torch": (
+        *("lookup", "dims", "combiner", "short", "optimizer", "serving", "few", "doors"),
+        "sizes",
+    ),
+    "Keras": ("doors",),
+    "JAX": ("doors",),
     "FBGEMM": (
         *("lookup", "dims", "combiner", "short", "step", "form", "criteo", "many"),
         *("few", "partition", "sizes"),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from shardcore_bench.cases.case import Case, Point
+from shardcore_bench.cases.doors import at_doors
 from shardcore_bench.cases.few_bags import few_bags
 from shardcore_bench.cases.growth import growth
 from shardcore_bench.cases.lookup import combiners, lookups, other_dims, short_rows
@@ -29,6 +30,7 @@ GROUPS: Final[dict[str, Callable[[Sizes, int], Iterator[Case]]]] = {
     "many": many_small,
     "serving": serving,
     "few": few_bags,
+    "doors": at_doors,
     "partition": partitions,
     "slices": slices,
     "variable": variables,

@@ -62,9 +62,13 @@ class Peer(ABC):
         """Combine the rows of every bag of several batches, one after the other, in one table."""
         raise self.unable("no lookups of several batches")
 
-    def module_lookup(self, task: LookupTask) -> Contender:
-        """Combine the rows of every bag by a module of torch's, without gradients."""
-        raise self.unable("no module")
+    def own_lookup(self, task: LookupTask) -> Contender:
+        """Combine the rows of bags of one length as users of the framework write it."""
+        raise self.unable("no door leads there")
+
+    def own_step(self, task: StepTask) -> Contender:
+        """Look up, and update every row that is named, as users of the framework write it."""
+        raise self.unable("no door leads there")
 
     def step(self, task: StepTask) -> Contender:
         """Look up, and update every row that is named."""

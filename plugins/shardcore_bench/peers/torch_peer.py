@@ -67,7 +67,7 @@ class Torch(Peer):
 
         return Contender("F.embedding_bag", run, arrays)
 
-    def module_lookup(self, task: LookupTask) -> Contender:
+    def own_lookup(self, task: LookupTask) -> Contender:
         torch = importlib.import_module("torch")
         bag = torch.nn.EmbeddingBag(*task.rows.shape, mode="sum", _weight=as_tensor(task.rows))
         ids, offsets = as_tensor(task.ids), as_tensor(task.row_splits[:-1])
@@ -103,6 +103,9 @@ class Torch(Peer):
             return found.detach().numpy(), bag.weight.detach()[probe].numpy()
 
         return Contender(f"EmbeddingBag(sparse) + {type(optimizer).__name__}", run, arrays)
+
+    def own_step(self, task: StepTask) -> Contender:
+        return self.step(task)
 
     def _optimizer(self, bag: Any, task: StepTask) -> Any:
         optim = importlib.import_module("torch.optim")
