@@ -159,8 +159,9 @@ def weights_of(shape):
         ),
     ],
 )
-def test_wrong_calls_are_named_and_change_nothing(args, kind, told):
-    module = bag()
+@pytest.mark.parametrize("training", [True, False])
+def test_wrong_calls_are_named_and_change_nothing(args, kind, told, training):
+    module = bag().train(training)
     refused(told, module, *args, kind=kind)
     assert (module.engine.step, module.engine.in_flight) == (0, 0)
 
