@@ -5,6 +5,7 @@
     tables          the tables of the features, and the backend that gets them
     in_flight       batches that were looked up and have not ended yet
     inputs          features to batches, and back to the structure of the features
+    given_lookups   lookups of arrays as they are given, in one compiled call
     gradients       gradients and learning rates to one update per table
     pipeline        operations in the caller's thread, or one step behind it
     progress        steps, and what is taken back of them

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,19 +15,23 @@ from hypothesis import strategies as st
 from shardcore import reference
 from shardcore._core import occurrences as _kernel
 from shardcore.errors import ShardcoreValueError
+from shardcore.store import occurrences
 from shardcore.store.occurrences import Occurrences, has_few_rows, sort_bags, sort_occurrences
 
 
 def check(rows: Any, gains: Any, num_rows: int, frozen: Callable[[Any], Any]) -> None:
+    """Compare with the twin, as few are sorted and as many are, in buckets."""
     sources = np.arange(rows.size, dtype=np.int32)[::-1] // 2  # strided, and with repeats
-    ours = sort_occurrences(frozen(rows), sources, gains, num_rows)
     theirs = reference.sort_occurrences(rows, sources, gains, num_rows)
-    for name in ("rows", "run_splits", "sources"):
-        np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name), strict=True)
-    if gains is None:
-        assert ours.gains is None
-    else:
-        np.testing.assert_array_equal(ours.gains, theirs.gains, strict=True)
+    for few in (occurrences.FEW_OCCURRENCES, 0):
+        with mock.patch.object(occurrences, "FEW_OCCURRENCES", few):
+            ours = sort_occurrences(frozen(rows), sources, gains, num_rows)
+        for name in ("rows", "run_splits", "sources"):
+            np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name), strict=True)
+        if gains is None:
+            assert ours.gains is None
+        else:
+            np.testing.assert_array_equal(ours.gains, theirs.gains, strict=True)
 
 
 @settings(max_examples=150, deadline=None)

@@ -185,6 +185,8 @@ def test_sorts_of_pairs_over_many_tables_equal_their_twins(
         for number in numbers:
             _, splits = bags(rng, 1, number)
             ids = rng.integers(0, rows, splits[-1])
+            ids[rng.random(ids.size) < 0.3] = rows - 1
+            ids[rng.random(ids.size) < 0.2] = 0
             features.append((ids.astype(np.int32) if rows < 2**31 else ids, splits))
         sorts.add(*features[0], bits, by_row=False)
         for feature in features[1:]:

@@ -109,6 +109,11 @@ def weights_of(shape):
             ValueError,
             "offsets must be None where input has rank 2: its rows are the bags",
         ),
+        (
+            (TWO, torch.tensor([0, 2])),  # which would do for ids of one axis
+            ValueError,
+            "offsets must be None where input has rank 2: its rows are the bags",
+        ),
         ((TWO[None],), ValueError, "input must be of rank 1 or 2, got shape (1, 2, 2)"),
         ((IDS, torch.tensor([[0]])), ValueError, "offsets must be of rank 1, got shape (1, 1)"),
         ((IDS, torch.tensor([1])), ValueError, "offsets must begin with 0, got 1"),
