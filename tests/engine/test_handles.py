@@ -687,7 +687,10 @@ def interrupted(work: Callable[[], object], at: int) -> bool:
     # Where the end of an except clause is cut short, the thread goes on holding what was caught,
     # and all that its frames hold, as the cause of later errors. A generator takes that with it.
     generator = alone()
-    before = sys.gettrace()
+    before, collecting = sys.gettrace(), gc.isenabled()
+    # The collector calls what others have hung on it, as Hypothesis has: bytecodes of this thread
+    # too, but what is raised there goes no further.
+    gc.disable()
     sys.settrace(trace)
     try:
         next(generator)
@@ -695,6 +698,8 @@ def interrupted(work: Callable[[], object], at: int) -> bool:
         pass
     finally:
         sys.settrace(before)
+        if collecting:
+            gc.enable()
     return raised
 
 
