@@ -5,6 +5,7 @@ and a call of training, which is made alone, passes four doors in one step.
 """
 
 from shardcore.errors import ShardcoreRuntimeError
+from shardcore.store.lock import call_inside
 
 from shardcore.store.lock cimport Caller, Mutex, ReadWriteLock, caller
 
@@ -60,7 +61,6 @@ cdef class Life:
     def alone(self, call, function, *arguments):
         """Call ``function(*arguments)`` as `using` and `inside` do, one such call at a time."""
         cdef Caller who = caller()
-        cdef tuple before
         self.refuse_callback(who, call)
         self.lock._begin_reading(who)
         try:
@@ -68,12 +68,7 @@ cdef class Life:
                 self.check_open(call)
             self.one_at_a_time._begin(who)
             try:
-                before = who.inside
-                who.inside = (self, *before)
-                try:
-                    return function(*arguments)
-                finally:
-                    who.inside = before
+                return call_inside(self, function, *arguments)
             finally:
                 self.one_at_a_time._end()
         finally:
@@ -89,13 +84,7 @@ cdef class Life:
 
     def inside(self, function, *arguments):
         """Call ``function(*arguments)``, which may call back; `is_inside` is true meanwhile."""
-        cdef Caller who = caller()
-        cdef tuple before = who.inside
-        who.inside = (self, *before)
-        try:
-            return function(*arguments)
-        finally:
-            who.inside = before
+        return call_inside(self, function, *arguments)
 
     def is_inside(self):
         """Return whether this code was called back from a call of the engine."""
