@@ -106,11 +106,10 @@ def keras_lookup(task: LookupTask) -> Contender:
     layer = importlib.import_module("shardcore.tf").EmbeddingBags(engine_of(task.rows, "sum"))
     ids = tf.constant(_in_rows(task.ids, task.row_splits))
 
-    @tf.function  # type: ignore[untyped-decorator]  # TensorFlow has no types
-    def run(ids: Any) -> Any:
-        return layer(ids, training=False)
-
-    return Contender("shardcore.tf.EmbeddingBags", lambda: run(ids), lambda found: (found.numpy(),))
+    graph = tf.function(lambda ids: layer(ids, training=False))
+    return Contender(
+        "shardcore.tf.EmbeddingBags", lambda: graph(ids), lambda found: (found.numpy(),)
+    )
 
 
 def keras_step(task: StepTask) -> Contender:
@@ -121,8 +120,7 @@ def keras_step(task: StepTask) -> Contender:
     layer = importlib.import_module("shardcore.tf").EmbeddingBags(engine)
     ids, gradient = tf.constant(_in_rows(bags.ids, bags.row_splits)), tf.constant(bags.gradient)
 
-    @tf.function  # type: ignore[untyped-decorator]  # TensorFlow has no types
-    def run(ids: Any) -> Any:
+    def step(ids: Any) -> Any:
         with tf.GradientTape() as tape:
             activations = layer(ids, training=True)
         tape.gradient(activations, layer.trainable_variables, output_gradients=gradient)
@@ -131,7 +129,8 @@ def keras_step(task: StepTask) -> Contender:
     def arrays(found: Any) -> Arrays:
         return found.numpy(), engine.tables["items"][task.probes[0]]
 
-    return Contender("shardcore.tf.EmbeddingBags", lambda: run(ids), arrays)
+    graph = tf.function(step)
+    return Contender("shardcore.tf.EmbeddingBags", lambda: graph(ids), arrays)
 
 
 def _in_rows(ids: NDArray[Any], row_splits: NDArray[Any]) -> NDArray[Any]:

@@ -38,10 +38,6 @@ class Inputs:
     features : list of PlannedFeature
     batch_size : int or None
         The first axis of every batch; None: any.
-    kind : type or None
-        Of the structure, a dict, list or tuple with nothing but features in it; else None.
-    keys : tuple or None
-        Of such a dict.
     single : bool
         Whether the structure is one feature.
     special : bool
@@ -57,13 +53,13 @@ class Inputs:
     ) -> None:
         # Containers of our own: the caller may change his.
         self._structure = unflatten(feature_config, [config for _, config in features])
-        self.keys: tuple[Any, ...] | None = None
-        self.kind: Any = None  # its type, where it has no other inside
+        self._keys: tuple[Any, ...] | None = None
+        self._kind: Any = None  # its type, if it holds nothing but features
         kind = type(self._structure)
         if kind is dict and all(map(is_feature, self._structure.values())):
-            self.kind, self.keys = kind, tuple(self._structure)
+            self._kind, self._keys = kind, tuple(self._structure)
         elif kind in (list, tuple) and all(map(is_feature, self._structure)):
-            self.kind = kind
+            self._kind = kind
         self.single = is_feature(self._structure)
         self._tables = tables
         self.features: list[PlannedFeature] = plan_features(
@@ -74,21 +70,26 @@ class Inputs:
         self._one_host = one_host
 
     def leaves(self, given: Any, what: str) -> list[Any]:
-        """Return what a caller gives per feature.
-
-        A dict, list or tuple of features, the usual structures, is read without the paths of the
-        general one.
-        """
-        if type(given) is self.kind:
-            keys = self.keys
-            if keys is None:
-                if len(given) == len(self._structure):
-                    return list(given)
-            elif given.keys() == self._structure.keys():
-                return [given[key] for key in keys]
+        """Return what a caller gives per feature."""
+        found = self.flat_leaves(given)
+        if found is not None:
+            return found
         if self.single:
             return [given]
         return flatten_like(self._structure, given, what)
+
+    def flat_leaves(self, given: Any) -> list[Any] | None:
+        """Return what a dict, list or tuple of features, the usual structures, holds for each.
+
+        Without the paths of the general way. None: the structure is another, or `given` has not
+        the same entries, or is one feature.
+        """
+        if type(given) is not self._kind:
+            return None
+        keys = self._keys
+        if keys is None:
+            return list(given) if len(given) == len(self._structure) else None
+        return [given[key] for key in keys] if given.keys() == self._structure.keys() else None
 
     def optional_leaves(self, given: Any, what: str) -> list[Any]:
         """Return what a caller gives per feature; None for all stands for None in each."""
@@ -96,10 +97,10 @@ class Inputs:
 
     def nested(self, leaves: Sequence[Any]) -> Any:
         """Return what there is per feature in the structure of the features."""
-        if self.keys is not None:
-            return dict(zip(self.keys, leaves, strict=True))
-        if self.kind is not None:
-            return self.kind(leaves)
+        if self._keys is not None:
+            return dict(zip(self._keys, leaves, strict=True))
+        if self._kind is not None:
+            return self._kind(leaves)
         if self.single:
             return leaves[0]
         return unflatten(self._structure, leaves)
@@ -139,7 +140,7 @@ class Inputs:
 
     def _is_plain(self, features: Any, weights: Any) -> bool:
         """Return whether features are flat, and given as they are: so no frame can be there."""
-        kind = self.kind
+        kind = self._kind
         return kind is not None and type(features) is kind and type(weights) in (kind, NoneType)
 
     def _check_batch_size(self, ready: PreparedFeature, path: str) -> None:

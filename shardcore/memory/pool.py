@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from shardcore.memory.zeros import pages
 
-__all__ = ["empty"]
+__all__ = ["LEAST", "empty"]
 
-_LEAST: Final = 1 << 18
+LEAST: Final = 1 << 18
 """Bytes of a block: below, memory of the heap is as fast."""
 
 _MOST: Final = 1 << 26
@@ -99,7 +99,7 @@ def empty(shape: int | tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     """
     size = (math.prod(shape) if isinstance(shape, tuple) else shape) * dtype.itemsize
     # Never waits: a lock that a fork or an interrupt left locked only costs the page faults.
-    if not _LEAST <= size <= _MOST or not _GIL or not _lock.acquire(blocking=False):
+    if not LEAST <= size <= _MOST or not _GIL or not _lock.acquire(blocking=False):
         return np.empty(shape, dtype)
     try:
         found: NDArray[Any] = _pool.take(size)[:size].view(dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -76,3 +77,18 @@ def video_and_user(lengths=(0, 0, 0), optimizer=None, where=None):
         "friends": FeatureConfig(user, max_sequence_length=lengths[2]),
     }
     return engine(config, optimizer, **(where or {}))
+
+
+def assert_close_waits(engine, call, inside, let_go, soon=30.0, a_while=0.1):
+    """Close an engine while a call of it goes on, which sets `inside` and waits for `let_go`."""
+    caller = threading.Thread(target=call, daemon=True)
+    caller.start()
+    assert inside.wait(soon)
+    closer = threading.Thread(target=engine.close, daemon=True)
+    closer.start()
+    closer.join(a_while)
+    assert closer.is_alive()
+    let_go.set()
+    closer.join(soon)
+    caller.join(soon)
+    assert not closer.is_alive()

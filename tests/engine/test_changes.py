@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from dictionary_backend import Dictionary
-from engines import Creep
+from engines import Creep, assert_close_waits
 from shardcore_cpu.backend import CpuBackend
 
 import shardcore as sc
@@ -258,17 +258,7 @@ def test_close_waits_for_lookups_and_later_ones_are_told(backend: str) -> None:
         return look_up(batches)
 
     engine._backend.lookup = slow  # type: ignore[method-assign]
-    caller = threading.Thread(target=lambda: found.append(engine(BATCH)), daemon=True)
-    caller.start()
-    assert inside.wait(SOON)
-    closer = threading.Thread(target=engine.close, daemon=True)
-    closer.start()
-    closer.join(A_WHILE)
-    assert closer.is_alive()
-    let_go.set()
-    closer.join(SOON)
-    caller.join(SOON)
-    assert not closer.is_alive()
+    assert_close_waits(engine, lambda: found.append(engine(BATCH)), inside, let_go)
     assert found[0]["a"].shape == (2, DIM)
     message = "a lookup came after close: the tables are gone"
     with pytest.raises(ShardcoreRuntimeError, match=f"^{message}$"):

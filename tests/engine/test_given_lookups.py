@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from engines import assert_close_waits
 from shardcore_cpu.backend import CpuBackend
 
 import shardcore as sc
@@ -173,17 +174,7 @@ def test_close_waits_for_a_lookup_and_later_ones_are_told() -> None:
         let_go.wait(SOON)
 
     backend.before = slow
-    caller = threading.Thread(target=lambda: found.append(engine(BAGS)), daemon=True)
-    caller.start()
-    assert inside.wait(SOON)
-    closer = threading.Thread(target=engine.close, daemon=True)
-    closer.start()
-    closer.join(A_WHILE)
-    assert closer.is_alive()
-    let_go.set()
-    closer.join(SOON)
-    caller.join(SOON)
-    assert not closer.is_alive()
+    assert_close_waits(engine, lambda: found.append(engine(BAGS)), inside, let_go)
     np.testing.assert_array_equal(found[0], SUMS)
     backend.asked.clear()
     with pytest.raises(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,9 +32,7 @@ class Jax(Peer):
         table = jax.numpy.asarray(task.rows)
         ids = jax.numpy.asarray(task.ids.reshape(task.row_splits.size - 1, -1))
 
-        @jax.jit  # type: ignore[untyped-decorator]  # asked for where it is installed
-        def program(table: Any, ids: Any) -> Any:
-            return table[ids].sum(axis=1)
+        program = jax.jit(lambda table, ids: table[ids].sum(axis=1))
 
         def run() -> Any:
             return program(table, ids).block_until_ready()
@@ -56,10 +53,11 @@ class Jax(Peer):
             return (activations * gradient).sum(), activations
 
         # A gradient of the rows that were gathered: one of the table is as large as the table.
-        @partial(jax.jit, donate_argnums=0)
-        def program(table: Any, ids: Any) -> Any:
+        def step(table: Any, ids: Any) -> Any:
             gradients, activations = jax.grad(loss, has_aux=True)(table[ids])
             return table.at[ids].add(-rate * gradients), activations
+
+        program = jax.jit(step, donate_argnums=0)
 
         def run() -> Any:
             tables[0], activations = program(tables[0], ids)

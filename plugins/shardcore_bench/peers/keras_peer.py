@@ -30,12 +30,9 @@ class Keras(Peer):
         layer = self._layer(task.rows)
         ids = tf.constant(task.ids.reshape(task.row_splits.size - 1, -1))
 
-        @tf.function  # type: ignore[untyped-decorator]  # TensorFlow has no types
-        def run(ids: Any) -> Any:
-            return tf.reduce_sum(layer(ids), axis=1)
-
+        graph = tf.function(lambda ids: tf.reduce_sum(layer(ids), axis=1))
         return Contender(
-            "layers.Embedding, reduce_sum", lambda: run(ids), lambda found: (found.numpy(),)
+            "layers.Embedding, reduce_sum", lambda: graph(ids), lambda found: (found.numpy(),)
         )
 
     def own_step(self, task: StepTask) -> Contender:
@@ -49,8 +46,7 @@ class Keras(Peer):
         ids = tf.constant(bags.ids.reshape(bags.row_splits.size - 1, -1))
         gradient = tf.constant(bags.gradient)
 
-        @tf.function  # type: ignore[untyped-decorator]  # TensorFlow has no types
-        def run(ids: Any) -> Any:
+        def step(ids: Any) -> Any:
             with tf.GradientTape() as tape:
                 activations = tf.reduce_sum(layer(ids), axis=1)
             found = tape.gradient(activations, layer.trainable_variables, gradient)
@@ -60,7 +56,8 @@ class Keras(Peer):
         def arrays(found: Any) -> Arrays:
             return found.numpy(), tf.gather(layer.embeddings, task.probes[0]).numpy()
 
-        return Contender("layers.Embedding, SGD", lambda: run(ids), arrays)
+        graph = tf.function(step)
+        return Contender("layers.Embedding, SGD", lambda: graph(ids), arrays)
 
     def _layer(self, rows: Any) -> Any:
         keras = importlib.import_module("keras")
