@@ -43,6 +43,7 @@ class LookupFunction:
         _check_engine(engine, "lookup")
         self._engine = engine
         self._structure = Structure(engine)
+        self._learns = any(feature.spec.optimizer for feature in self._structure.features)
         self._waiting = Waiting(as_count(in_flight, "in_flight"))
         self._differentiable = jax.custom_vjp(self._primal)
         self._differentiable.defvjp(self._forward, self._backward, symbolic_zeros=True)
@@ -96,7 +97,8 @@ class LookupFunction:
     def _primal(self, token: Any, values: Any, rest: Any) -> Any:
         ids, splits = rest
         shapes = self._structure.activations(ids)
-        return call_on_host(self._look_up, shapes, (ids, values, splits))
+        batch = ids, values, splits
+        return call_on_host(self._look_up, shapes, batch, ordered=self._learns)
 
     def _forward(self, token: Any, values: Any, rest: Any) -> Any:
         # Each array comes with whether it is differentiated, which is known while tracing.

@@ -250,6 +250,9 @@ value, _ = jax.jit(jax.value_and_grad(lambda token, ids: lookup(ids, token).sum(
 jax.effects_barrier()
 print(float(value), engine.step, engine.in_flight, engine.metrics()["lookups"], len(ids.devices()))
 print(engine.tables["t"][:, 0].tolist())
+only_read = sc.ShardedEmbedding(sc.FeatureConfig(table))
+found = jax.jit(lambda ids: sj.lookup(only_read)(ids).sum())(ids)
+print(float(found), only_read.metrics()["lookups"])
 """
     flags = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
     done = subprocess.run(
@@ -260,8 +263,47 @@ print(engine.tables["t"][:, 0].tolist())
         timeout=120,
         check=False,
     )
-    told = "18.0 1 0 1 2\n[0.0, 0.5, 1.0, 3.0, 3.5, 5.0]\n"
+    told = "18.0 1 0 1 2\n[0.0, 0.5, 1.0, 3.0, 3.5, 5.0]\n18.0 1\n"
     assert done.stdout == told, done.stderr
+
+
+def test_an_engine_that_is_only_read_keeps_no_order():
+    engine = one(optimizer=None)
+    lookup = sj.lookup(engine)
+    assert not jax.make_jaxpr(lookup)(IDS).effects
+    compiled = jax.jit(lookup)
+    assert compiled(IDS)[:, 0].tolist() == lookup(IDS)[:, 0].tolist() == [3, 6]
+    engine.tables["t"].assign(np.ones((6, 2), np.float32))
+    assert compiled(IDS)[:, 0].tolist() == [2, 2]
+    looked_up = engine.metrics()["lookups"]
+    unused = jax.jit(lambda ids: (lookup(ids), ids)[1])
+    assert unused(IDS).tolist() == IDS.tolist()
+    assert engine.metrics()["lookups"] == looked_up
+    weights = jnp.ones(2)
+
+    def loss(weights):  # which JAX allows around what has no effects, and makes again for gradients
+        return (jax.checkpoint(lambda weights: jnp.tanh(lookup(IDS) @ weights))(weights)).sum()
+
+    assert jax.grad(loss)(weights).tolist() == pytest.approx(
+        jax.jit(jax.grad(loss))(weights).tolist()
+    )
+
+
+def test_a_program_that_is_interpreted_looks_up_too():
+    engine = one()
+    program = jax.make_jaxpr(sj.lookup(engine))(IDS)
+    (found,) = jax.core.eval_jaxpr(program.jaxpr, program.consts, IDS)
+    assert found[:, 0].tolist() == [3, 6]
+
+
+@pytest.mark.parametrize("optimizer", [None, sc.optimizers.SGD(0.5)])
+def test_a_compiled_call_is_an_operation_of_our_own_on_one_cpu(optimizer, monkeypatch):
+    def other(*_, **__):
+        raise AssertionError("JAX's own calls move what they are given")
+
+    monkeypatch.setattr("shardcore.jax.on_host.io_callback", other)
+    monkeypatch.setattr(jax, "pure_callback", other)
+    assert jax.jit(sj.lookup(one(optimizer=optimizer)))(IDS)[:, 0].tolist() == [3, 6]
 
 
 def test_calls_are_made_in_the_order_of_the_program_and_of_programs():

@@ -255,6 +255,18 @@ def test_a_closed_engine():
         jax.block_until_ready(compiled({"a": IDS}))
 
 
+def test_an_error_of_an_engine_that_is_only_read_is_of_one_program():
+    table = sc.TableConfig(6, 2, combiner="sum", name="t")
+    lookup = sj.lookup(sc.ShardedEmbedding(sc.FeatureConfig(table)))
+    compiled = jax.jit(lookup)
+    told = "features: ids[0] = 7 is outside table 't': must be in [0, 6)"
+    for _ in range(2):
+        with pytest.raises(jax.errors.JaxRuntimeError) as raised:
+            jax.block_until_ready(compiled(jnp.array([7])))
+        assert str(raised.value).rstrip().splitlines()[-1] == f"ShardcoreIndexError: {told}"
+        assert compiled(jnp.array([1])).tolist() == lookup(jnp.array([1])).tolist()
+
+
 def test_an_error_behind_a_thread_leaves_other_threads_and_the_engine():
     lookup = sj.lookup(make())
     compiled = jax.jit(lookup)
