@@ -47,21 +47,30 @@ cdef class FiniteTests(Shares):
 
         O(n).
         """
+        cdef bint finite
+        with nogil:
+            finite = self.make_shares(most)
+        return finite
+
+    def make_alone(self, Py_ssize_t most):
+        """Do what `make` does for all at once, if that is at most so much work. None: it is more."""
+        return self.make() if self.is_alone(most) else None
+
+    cdef bint make_shares(self, Py_ssize_t most) noexcept nogil:
         cdef Py_ssize_t share, at
         cdef bint finite = True
-        with nogil:
-            while most > 0:
-                share = self.next_share()
-                if share == self.shares:
-                    break
-                for at in range(self.borders[share].part, self.part_after(share)):
-                    if self.numbers[at].wide:
-                        finite &= are_finite(<const float64_t*>self.numbers[at].values,
-                                             self.numbers[at].count)
-                    else:
-                        finite &= are_finite(<const float32_t*>self.numbers[at].values,
-                                             self.numbers[at].count)
-                most -= 1
+        while most > 0:
+            share = self.next_share()
+            if share == self.shares:
+                break
+            for at in range(self.borders[share].part, self.part_after(share)):
+                if self.numbers[at].wide:
+                    finite &= are_finite(<const float64_t*>self.numbers[at].values,
+                                         self.numbers[at].count)
+                else:
+                    finite &= are_finite(<const float32_t*>self.numbers[at].values,
+                                         self.numbers[at].count)
+            most -= 1
         return finite
 
 

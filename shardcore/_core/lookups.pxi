@@ -73,6 +73,15 @@ cdef class Lookups(Shares):
             right = self.make_shares(asking, most)
         return right
 
+    def make_alone(self, int asking, Py_ssize_t most):
+        """Do what `make` does for all at once, if that is at most so much work. None: it is more."""
+        cdef bint right
+        if not self.is_alone(most):
+            return None
+        with nogil:
+            right = self.make_shares(asking, ALL)
+        return right
+
     def share(self, int asking, sharing):
         """Do what `make` does for all shares, some in another thread, as `sharing` has it.
 

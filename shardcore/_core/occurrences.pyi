@@ -60,6 +60,9 @@ class Sorts:
         sources__n: NDArray[np.int32],
         most: int = ...,
     ) -> None: ...
+    def make_alone(
+        self, most: int
+    ) -> list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]] | None: ...
     def parts_of(
         self,
         unique__n: NDArray[np.int64],

@@ -201,7 +201,6 @@ cdef class Sorts(Shares):
     def make(self, uint32_t[::1] scratch, int64_t[::1] unique__n, int64_t[::1] run_splits,
              int32_t[::1] sources__n, Py_ssize_t most=ALL):
         """Make shares that no thread has begun, at most so many. O(n + rows)."""
-        cdef Py_ssize_t share, at
         if (scratch.shape[0] < self.scratch or unique__n.shape[0] < self.ids
                 or sources__n.shape[0] < self.ids or run_splits.shape[0] < self.ids + self.count):
             raise ValueError("what is sorted needs room for all ids, and for one more of each table")
@@ -210,14 +209,39 @@ cdef class Sorts(Shares):
         cdef int64_t* unique = &unique__n[0] if self.ids else NULL
         cdef int32_t* sources = &sources__n[0] if self.ids else NULL
         with nogil:
-            while most > 0:
-                share = self.next_share()
-                if share == self.shares:
-                    break
-                for at in range(self.borders[share].part, self.part_after(share)):
-                    sort_one(&self.sorts[at], self.named, at, &scratch[0], unique, &run_splits[0],
-                             sources)
-                most -= 1
+            self.make_shares(&scratch[0], unique, &run_splits[0], sources, most)
+
+    def make_alone(self, Py_ssize_t most):
+        """Sort few rows at once, if that is at most so much work; return what `parts_of` returns.
+
+        None, and nothing done: they are many, or it is more work.
+        """
+        if self.ids > LITTLE or not self.is_alone(most):
+            return None
+        unique__n = new_numbers(self.ids, NPY_INT64)
+        run_splits = new_numbers(self.ids + self.count, NPY_INT64)
+        sources__n = new_numbers(self.ids, NPY_INT32)
+        cdef int64_t* unique = <int64_t*>memory_of(unique__n)
+        cdef int64_t* splits = <int64_t*>memory_of(run_splits)
+        cdef int32_t* sources = <int32_t*>memory_of(sources__n)
+        cdef uint32_t* scratch = <uint32_t*>PyMem_Malloc(max(self.scratch, 1) * sizeof(uint32_t))
+        if scratch == NULL:
+            raise MemoryError("no room to sort in")
+        with nogil:
+            self.make_shares(scratch, unique, splits, sources, ALL)
+        PyMem_Free(scratch)
+        return self.parts_of(unique__n, run_splits, sources__n)
+
+    cdef void make_shares(self, uint32_t* scratch, int64_t* unique, int64_t* run_splits,
+                          int32_t* sources, Py_ssize_t most) noexcept nogil:
+        cdef Py_ssize_t share, at
+        while most > 0:
+            share = self.next_share()
+            if share == self.shares:
+                break
+            for at in range(self.borders[share].part, self.part_after(share)):
+                sort_one(&self.sorts[at], self.named, at, scratch, unique, run_splits, sources)
+            most -= 1
 
     def parts_of(self, unique__n, run_splits, sources__n):
         """Return what was written of each table, once all shares are made: slices of the three."""

@@ -34,6 +34,9 @@ cdef extern from *:
     PyArray_Descr* PyArray_DESCR(PyArrayObject* array)
     int PyArray_TYPE(PyArrayObject* array)
     bint PyTypeNum_ISNUMBER(int type_number)
+    object new_array "PyArray_EMPTY"(int ndim, Py_ssize_t* shape, int type_number, int fortran)
+    int NPY_INT32
+    int NPY_INT64
     const char* INTEGERS "SC_INTEGERS"  # the letters of NumPy for those that may be wanted
 
 import_numpy()      # refuses a NumPy whose record of an array is not as it was compiled for
@@ -66,6 +69,15 @@ cdef inline bint found_plain(object given, bint writable, Plain* plain) noexcept
             plain.shape[axis] = PyArray_DIM(array, axis)
         plain.size *= PyArray_DIM(array, axis)
     return True
+
+
+cdef inline object new_numbers(Py_ssize_t count, int type_number):
+    """Return an array (count,) of any values, in memory of the heap."""
+    return new_array(1, &count, type_number, False)
+
+
+cdef inline void* memory_of(object array) noexcept:
+    return PyArray_DATA(<PyArrayObject*><void*>array)
 
 
 cdef inline bint holds(const Plain* plain, const char* letters, Py_ssize_t size) noexcept:

@@ -12,6 +12,7 @@ cdef extern from "scalars.h" nogil:
 
 cdef enum:
     ALL = 1 << 30       # shares, at most
+    LITTLE = 1 << 14    # numbers: arrays of so many lie in memory of the heap
 
 cdef struct Part:               # the work on one table, in segments that follow one another
     const int64_t* splits       # segment s is of splits[s + 1] - splits[s] values
@@ -74,6 +75,16 @@ cdef class Shares:
         self.borders[self.shares] = Border(self.count, 0)
         self.begun = 0
         return self.shares
+
+    cdef bint is_alone(self, Py_ssize_t most) except -1:
+        """Cut all that was added into one share, if it is at most so much work; return whether it is."""
+        cdef Py_ssize_t work = 0, i
+        for i in range(self.count):
+            work += all_of(&self.parts[i])
+        if work > most:
+            return False
+        self.cut(1, 1)
+        return True
 
     cdef Py_ssize_t next_share(self) noexcept nogil:
         """Return a share that no thread has begun, or one behind the last."""

@@ -109,7 +109,6 @@ cdef class TakenBags(Shares):
 
     def make(self, int32_t[::1] short__n, int64_t[::1] long__n, Py_ssize_t most=ALL):
         """Make shares that no thread has begun, at most so many. O(n + b)."""
-        cdef Py_ssize_t share, at
         if short__n.shape[0] < self.short or long__n.shape[0] < self.long:
             raise ValueError(f"copies need room for {self.short} and {self.long}, got "
                              f"{short__n.shape[0]} and {long__n.shape[0]}")
@@ -118,13 +117,29 @@ cdef class TakenBags(Shares):
         cdef int32_t* short = &short__n[0] if self.short else NULL
         cdef int64_t* long = &long__n[0] if self.long else NULL
         with nogil:
-            while most > 0:
-                share = self.next_share()
-                if share == self.shares:
-                    break
-                for at in range(self.borders[share].part, self.part_after(share)):
-                    self.numbers[at].wrong = taken(&self.numbers[at], short, long)
-                most -= 1
+            self.make_shares(short, long, most)
+
+    def make_alone(self):
+        """Make few copies at once; return what `parts_of` returns. None, and nothing done: they are many."""
+        if not self.is_alone(LITTLE):
+            return None
+        short__n = new_numbers(self.short, NPY_INT32)
+        long__n = new_numbers(self.long, NPY_INT64)
+        cdef int32_t* short = <int32_t*>memory_of(short__n)
+        cdef int64_t* long = <int64_t*>memory_of(long__n)
+        with nogil:
+            self.make_shares(short, long, ALL)
+        return self.parts_of(short__n, long__n)
+
+    cdef void make_shares(self, int32_t* short, int64_t* long, Py_ssize_t most) noexcept nogil:
+        cdef Py_ssize_t share, at
+        while most > 0:
+            share = self.next_share()
+            if share == self.shares:
+                break
+            for at in range(self.borders[share].part, self.part_after(share)):
+                self.numbers[at].wrong = taken(&self.numbers[at], short, long)
+            most -= 1
 
     def parts_of(self, short__n, long__n):
         """Return the copies of each of the bags that were added: ids, and row splits or None."""

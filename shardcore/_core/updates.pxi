@@ -52,10 +52,10 @@ cdef struct Target:             # an update of one table, in plain memory
 
 
 cdef class UpdateRule:
-    """How an optimizer updates rows in one step: what the tables that it trains have in common.
+    """How an optimizer updates rows: what the tables that it trains have in common, step after step.
 
     `function` is the address of its C function (see shardcore_update.h), which is called with
-    `context`, `hyper` and `step`. `by_occurrence`: once for each gradient of a row, not once for
+    `context`, `hyper` and the step. `by_occurrence`: once for each gradient of a row, not once for
     their sum. At most UPDATE_ROWS rows make a `block`, and `block_bytes` of rows and slots, but one row
     does; neighbours come from `sections` ranges of the rows in turn, a power of two. A row is asked
     for so many rows `ahead`; `asking` for them into the first cache: wide ones with their slots and
@@ -68,13 +68,13 @@ cdef class UpdateRule:
     cdef const double[::1] hyper
     cdef object held
 
-    def __init__(self, uint64_t function, uint64_t context, const double[::1] hyper, int64_t step,
+    def __init__(self, uint64_t function, uint64_t context, const double[::1] hyper,
                  bint by_occurrence, Py_ssize_t block, Py_ssize_t block_bytes, Py_ssize_t sections,
                  Py_ssize_t ahead, int asking, bint row_by_row, held):
         self.hyper, self.held = hyper, held
         self.rule.function, self.rule.context = <void*>function, <void*>context
         self.rule.hyper = &hyper[0] if hyper.shape[0] else NULL
-        self.rule.step, self.rule.by_occurrence = step, by_occurrence
+        self.rule.step, self.rule.by_occurrence = 0, by_occurrence
         self.rule.block, self.rule.block_bytes, self.rule.section_bits = block, block_bytes, 0
         while 1 << self.rule.section_bits < sections:
             self.rule.section_bits += 1
@@ -95,13 +95,15 @@ cdef class Updates(Shares):
 
     cdef Target* targets
     cdef readonly Py_ssize_t scratch
+    cdef uint8_t* own_scratch       # of what `alone` returns
 
     def __dealloc__(self):
         PyMem_Free(self.targets)
+        PyMem_Free(self.own_scratch)
 
-    def add(self, StoredRows stored, UpdateRule rule, unique__u, row_ids__u, run_splits, sources__n,
+    def add(self, StoredRows stored, UpdateRule rule, int64_t step, unique__u, row_ids__u, run_splits, sources__n,
             gains__n, gradients__gd, bint stochastic, uint64_t seed, long__h, sums__hd):
-        """Add the update of a table by a rule.
+        """Add the update of a table by a rule, in one step.
 
         Rows `unique__u` (u,) are distinct and ascending, and called `row_ids__u` in the whole table;
         run u of `sources__n` and `gains__n` (or None) is [run_splits[u], run_splits[u + 1]), summed
@@ -136,6 +138,7 @@ cdef class Updates(Shares):
         if rows == 0:
             return 0
         target.stored, target.rule = stored.memory, fitted(rule.rule, &stored.memory)
+        target.rule.step = step
         target.stochastic, target.key = stochastic, mix(seed + INCREMENT)
         self.targets = <Target*>with_room(self.targets, self.count, sizeof(Target))
         self.targets[self.count] = target
@@ -147,21 +150,44 @@ cdef class Updates(Shares):
 
     def make(self, uint8_t[::1] scratch, Py_ssize_t most=ALL):
         """Make shares that no thread has begun, at most so many. O(n·d)."""
-        cdef Py_ssize_t share, at
         if scratch.shape[0] < self.scratch:
             raise ValueError(f"scratch must have {self.scratch} bytes, got {scratch.shape[0]}")
         if self.count == 0:
             return
         with nogil:
-            while most > 0:
-                share = self.next_share()
-                if share == self.shares:
-                    break
-                for at in range(self.borders[share].part, self.part_after(share)):
-                    if self.first_of(share, at) < self.last_of(share, at):
-                        update_target(&self.targets[at], self.first_of(share, at),
-                                      self.last_of(share, at), &scratch[0])
-                most -= 1
+            self.make_shares(&scratch[0], most)
+
+    def alone(self, Py_ssize_t most):
+        """Return what makes all at once, called without arguments, if that is at most so much work.
+
+        It is to be called once. None: it is more work.
+        """
+        if not self.is_alone(most):
+            return None
+        PyMem_Free(self.own_scratch)
+        self.own_scratch = <uint8_t*>PyMem_Malloc(max(self.scratch, 1))
+        if self.own_scratch == NULL:
+            raise MemoryError("no room to update in")
+        return self.make_all
+
+    def make_all(self):
+        """Make what `alone` has cut. O(n·d)."""
+        if self.own_scratch == NULL:
+            raise ValueError("updates must be made alone")
+        with nogil:
+            self.make_shares(self.own_scratch, ALL)
+
+    cdef void make_shares(self, uint8_t* scratch, Py_ssize_t most) noexcept nogil:
+        cdef Py_ssize_t share, at
+        while most > 0:
+            share = self.next_share()
+            if share == self.shares:
+                break
+            for at in range(self.borders[share].part, self.part_after(share)):
+                if self.first_of(share, at) < self.last_of(share, at):
+                    update_target(&self.targets[at], self.first_of(share, at),
+                                  self.last_of(share, at), scratch)
+            most -= 1
 
 
 cdef inline Rule fitted(Rule rule, const Stored* stored) noexcept nogil:

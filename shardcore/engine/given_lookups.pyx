@@ -19,9 +19,6 @@ __all__ = ["GivenLookups"]
 
 _array = np.ndarray     # itself: to those of a class of its own elements may mean something else
 
-cdef extern from *:
-    object new_array "PyArray_EMPTY"(int ndim, Py_ssize_t* shape, int type_number, int fortran)
-
 cdef Py_ssize_t OF_THE_POOL = pool.LEAST     # bytes: of fewer, activations lie in memory of the heap
 
 

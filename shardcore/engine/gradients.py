@@ -61,7 +61,7 @@ class Origin:
     place: str
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)  # one for every step: a frozen one is made more slowly
 class Gradients:
     """The gradients of a batch, per feature.
 
@@ -77,7 +77,7 @@ class Gradients:
     check: bool
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)  # as Gradients
 class Share:
     """What one lookup gives to a step.
 
@@ -95,7 +95,8 @@ class Share:
 
     def of(self, table: PlannedTable) -> tuple[Any, ...]:
         """Return the gradients of the table's features."""
-        return tuple([self.gradients.values[at] for at in table.features])
+        values = self.gradients.values
+        return tuple([values[at] for at in table.features])
 
     def origins(self, features: Sequence[PlannedFeature], table: PlannedTable) -> list[Origin]:
         """Return where the gradients of the table's features came from."""
@@ -219,14 +220,7 @@ def table_updates(
                     break
         if taking:
             moving.append((at, table, taking, optimizer))
-    # By identity first: to hash an optimizer takes all of its parameters, for every table.
-    optimizers = {id(optimizer): optimizer for *_, optimizer in moving}
-    hyper: dict[int, tuple[float, ...]]
-    if len(optimizers) == 1:
-        hyper = {key: _hyper_of(one, step - 1, {}) for key, one in optimizers.items()}
-    else:
-        values = hyper_parameters(optimizers.values(), step - 1)
-        hyper = {key: values[optimizer] for key, optimizer in optimizers.items()}
+    hyper = _hyper_of_each([optimizer for *_, optimizer in moving], step - 1)
     updates = []
     check = any(share.gradients.check for share in shares)
     for at, table, taking, optimizer in moving:
@@ -240,6 +234,27 @@ def table_updates(
         rates = hyper[id(optimizer)]
         updates.append(TableUpdate(batch, gradients, rates, step, check, origins))
     return updates
+
+
+def _hyper_of_each(optimizers: Sequence[Optimizer], step: int) -> dict[int, tuple[float, ...]]:
+    """Return the hyper-parameters of each optimizer, by its identity.
+
+    To hash an optimizer takes all of its parameters, for every table.
+    """
+    found: dict[int, tuple[float, ...]] = {}
+    others: dict[int, Optimizer] = {}
+    for optimizer in optimizers:
+        key = id(optimizer)
+        if key not in found and key not in others:
+            constant = optimizer.constant_hyper
+            if constant is None:
+                others[key] = optimizer
+            else:
+                found[key] = constant
+    if others:
+        values = hyper_parameters(others.values(), step)
+        found.update({key: values[optimizer] for key, optimizer in others.items()})
+    return found
 
 
 def _joined(
@@ -466,12 +481,8 @@ def _hyper_of(optimizer: Optimizer, step: int, rates: dict[object, float]) -> tu
     """Return the values of one; `rates` holds those of callables that were asked already."""
     if type(optimizer).hyper is not Optimizer.hyper:
         return hyper_at(optimizer, step)
-    names = optimizer.hyper_names
-    values = tuple([getattr(optimizer, name) for name in names])
-    if not any(map(callable, values)):
-        return tuple(map(float, values))
-    named = zip(names, values, strict=True)
-    return tuple([_evaluated(value, name, step, rates) for name, value in named])
+    values = [(getattr(optimizer, name), name) for name in optimizer.hyper_names]
+    return tuple([_evaluated(value, name, step, rates) for value, name in values])
 
 
 def _evaluated(value: LearningRate, argument: str, step: int, rates: dict[object, float]) -> float:

@@ -44,12 +44,13 @@ class MaxGradient:
 
 def at_occurrences(updates: Sequence[TableUpdate]) -> list[TableUpdate]:
     """Return updates whose gradients are arrays, those of greatest values at their occurrences."""
-    return [_at_occurrences(update) for update in updates]
+    return [
+        _at_occurrences(update) if MaxGradient in map(type, update.gradients) else update
+        for update in updates
+    ]
 
 
 def _at_occurrences(update: TableUpdate) -> TableUpdate:
     given = update.gradients
-    if MaxGradient not in map(type, given):
-        return update
     arrays = [one.of_occurrences() if isinstance(one, MaxGradient) else one for one in given]
     return replace(update, gradients=tuple(arrays))

@@ -127,6 +127,7 @@ from typing import Any, ClassVar, dataclass_transform
 
 import numpy as np
 
+from shardcore.cached_property import cached_property
 from shardcore.optimizer.compiled import UpdateFunction
 from shardcore.optimizer.declaration import OptimizerMeta, check_parameter_names
 from shardcore.optimizer.hyperparameters import (
@@ -281,6 +282,15 @@ class Optimizer(metaclass=OptimizerMeta):
         return tuple(
             evaluate_learning_rate(getattr(self, name), name, step) for name in self.hyper_names
         )
+
+    @cached_property
+    def constant_hyper(self) -> tuple[float, ...] | None:
+        """What `hyper` returns at every step; None where a parameter is more than a number."""
+        values = [getattr(self, name) for name in self.hyper_names]
+        own = type(self).hyper is not Optimizer.hyper
+        if own or not all(type(value) in (bool, int, float) for value in values):
+            return None
+        return tuple(map(float, values))
 
     @property
     def init_reads_rows(self) -> bool:

@@ -69,6 +69,10 @@ class Lookups:
         If an id is out of range, no row is read for it, and the answer is False.
         """
         lookups, asking = self._lookups, PACE.asking
+        alone: bool | None = lookups.make_alone(asking, threads.most_without_companion())
+        if alone is not None:
+            companion.ended()
+            return alone
         sharing = threads.cut_for_companion(lookups)
         if sharing is not None:
             shared: bool | None = lookups.share(asking, sharing)

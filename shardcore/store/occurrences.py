@@ -228,6 +228,9 @@ class BagSorts:
     def make(self) -> list[Occurrences]:
         """Sort them; return the occurrences of each table."""
         sorts, count = self._sorts, self._sorts.ids
+        few = sorts.make_alone(threads.most_alone(_SHARE))
+        if few is not None:
+            return [Occurrences(*part, None) for part in few]
         rows, run_splits = pool.empty(count, _INT64), pool.empty(count + sorts.tables, _INT64)
         sources = pool.empty(count, _INT32)
 

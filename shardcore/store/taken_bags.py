@@ -84,6 +84,9 @@ class BagsToTake:
         Of `wrong` ones they are of no use, but for the ids up to the position that it returns.
         """
         bags = self._bags
+        few = bags.make_alone()
+        if few is not None:
+            return few
         short, long = pool.empty(bags.short, _INT32), pool.empty(bags.long, _INT64)
         threads.make(bags, _SHARE, lambda _: bags.make(short, long))
         return bags.parts_of(short, long)

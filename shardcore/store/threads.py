@@ -28,6 +28,8 @@ __all__ = [
     "cut",
     "cut_for_companion",
     "get_num_threads",
+    "most_alone",
+    "most_without_companion",
     "ranges",
     "run",
     "set_num_threads",
@@ -49,6 +51,8 @@ _SMALL_PIECE = 1 << 13
 _SHARES = 8
 """Shares of a thread: with fewer, one waits longer for another, with more, rows are asked for late
 more often."""
+
+_ALL = 1 << 62
 
 _num_threads: int | None = None
 
@@ -188,6 +192,17 @@ def cut(work: Any, least: int) -> int:
     return min(shares, threads)
 
 
+def most_alone(least: int) -> int:
+    """Return how many elements of work on many tables one thread does: what `cut` makes one share.
+
+    Examples
+    --------
+    >>> most_alone(10) >= 39
+    True
+    """
+    return _ALL if get_num_threads() == 1 else _TOGETHER * least - 1
+
+
 def make(work: Any, least: int, share: Callable[[int], None]) -> None:
     """Cut the work on many tables, as `cut` does; call ``share(i)`` on each thread that does it.
 
@@ -203,6 +218,17 @@ def make(work: Any, least: int, share: Callable[[int], None]) -> None:
         share(0)
     else:
         run(count, share)
+
+
+def most_without_companion() -> int:
+    """Return how many elements of work `cut_for_companion` leaves to one thread.
+
+    Examples
+    --------
+    >>> most_without_companion() > 0
+    True
+    """
+    return _ALL if get_num_threads() == 1 else 2 * _SMALL_PIECE - 1
 
 
 def cut_for_companion(work: Any) -> object | None:

@@ -8,6 +8,7 @@ The face of ``accumulate`` in ``_core/rows.pxi``, and of ``_core/updates.pxi``.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
@@ -17,10 +18,11 @@ from numpy.typing import NDArray
 
 from shardcore.errors import ShardcoreValueError
 from shardcore.memory import pool
+from shardcore.optimizer.base import Optimizer
 from shardcore.store import threads
 from shardcore.store.instruction_set import best_module
 from shardcore.store.occurrences import Occurrences
-from shardcore.store.pace import PACE
+from shardcore.store.pace import PACE, Pace
 from shardcore.store.rounding import narrowed, rounds_stochastically, step_seed
 from shardcore.store.row_update import RowUpdate
 from shardcore.store.scatter import gather_rows, put_rows
@@ -37,12 +39,20 @@ __all__ = [
 
 Commit = Callable[[], None]
 
+_rules: dict[
+    tuple[int, np.dtype[Any]],
+    tuple[weakref.ref[Optimizer], tuple[float, ...], Pace, tuple[Any, bool]],
+] = {}
+
 _kernel = best_module("shardcore._core.rows")
 
 _PURE_BLOCK_BYTES: Final = 1 << 20
 
 _GRADIENT_BYTES: Final = 1 << 20
 """Of a batch: with fewer, the second-level cache holds them all while long runs are summed."""
+
+_MOST_RULES: Final = 64
+"""Optimizers, with the dtypes of their tables, whose last rules are kept."""
 
 _TIMES_READ: Final = 2
 """How often the occurrences of long runs read a gradient, at least, for them to be summed first."""
@@ -180,7 +190,6 @@ class StagedUpdates:
     def __init__(self) -> None:
         self._together = _kernel.Updates()
         self._commits: list[Commit] = []
-        self._rules: dict[tuple[Any, ...], tuple[Any, bool]] = {}
         self.pure = 0
 
     def add(self, target: StoredRows, update: RowUpdate) -> int:
@@ -188,13 +197,7 @@ class StagedUpdates:
         if not target.dim:  # no columns: nothing to learn
             return 0
         optimizer, dtype = update.optimizer, target.rows.dtype
-        # By identity: to hash an optimizer takes all of its parameters, for every table.
-        key = id(optimizer), id(update.hyper), update.step, dtype
-        found = self._rules.get(key)
-        if found is None:
-            stochastic = rounds_stochastically(optimizer, dtype)
-            found = self._rules[key] = _rule(update, target.working), stochastic
-        rule, stochastic = found
+        rule, stochastic = _rule_of(optimizer, update.hyper, dtype, target.working)
         occurrences, gradients = update.occurrences, update.gradients
         if rule is None or not target.by_kernel:
             self.pure += rule is not None
@@ -204,6 +207,7 @@ class StagedUpdates:
         work: int = self._together.add(
             target.found,
             rule,
+            update.step,
             occurrences.rows,
             update.row_ids,
             occurrences.run_splits,
@@ -223,13 +227,11 @@ class StagedUpdates:
         one thread is enough.
         """
         together = self._together
-        count = threads.cut(together, threads.PIECE)
-        scratch = [np.empty(together.scratch, np.uint8) for _ in range(count)]
-        made: Commit = (
-            partial(together.make, *scratch)
-            if count == 1
-            else partial(threads.run, count, lambda number: together.make(scratch[number]))
-        )
+        made: Commit | None = together.alone(threads.most_alone(threads.PIECE))
+        if made is None:
+            count = threads.cut(together, threads.PIECE)
+            scratch = [np.empty(together.scratch, np.uint8) for _ in range(count)]
+            made = partial(threads.run, count, lambda number: together.make(scratch[number]))
         return InTurn([*self._commits, made])
 
 
@@ -252,7 +254,26 @@ def update_rows(rows: NDArray[Any], slots: Mapping[str, NDArray[Any]], update: R
     staged.ready()()
 
 
-def _rule(update: RowUpdate, working: np.dtype[Any]) -> Any:
+def _rule_of(
+    optimizer: Optimizer, hyper: tuple[float, ...], dtype: np.dtype[Any], working: np.dtype[Any]
+) -> tuple[Any, bool]:
+    """Return the rule of an optimizer, and whether it rounds rows of a dtype stochastically.
+
+    The last ones are kept: the tables of a step share a rule, and steps do where no rate moves. By
+    identity: to hash an optimizer takes all of its parameters, for every table.
+    """
+    key = id(optimizer), dtype
+    known = _rules.get(key)
+    if known is not None and known[0]() is optimizer and known[1] is hyper and known[2] is PACE:
+        return known[3]
+    if len(_rules) >= _MOST_RULES:
+        _rules.clear()
+    found = _rule(optimizer, hyper, working), rounds_stochastically(optimizer, dtype)
+    _rules[key] = weakref.ref(optimizer), hyper, PACE, found
+    return found
+
+
+def _rule(optimizer: Optimizer, hyper: tuple[float, ...], working: np.dtype[Any]) -> Any:
     """Return what all updates by an optimizer have in common; None if it has no compiled form.
 
     Raises
@@ -260,21 +281,20 @@ def _rule(update: RowUpdate, working: np.dtype[Any]) -> Any:
     ShardcoreValueError
         If there is not one hyper-parameter for each of the optimizer's names.
     """
-    names = update.optimizer.hyper_names
-    if len(update.hyper) != len(names):  # a C function reads as many as there are names
+    names = optimizer.hyper_names
+    if len(hyper) != len(names):  # a C function reads as many as there are names
         raise ShardcoreValueError(
             f"hyper must have a value for each of {', '.join(names) or 'no names'}, "
-            f"got {len(update.hyper)} values"
+            f"got {len(hyper)} values"
         )
-    function = update.optimizer.compiled(working)
+    function = optimizer.compiled(working)
     if function is None:
         return None
     return _kernel.UpdateRule(
         function.address_for(working),
         function.context,
-        np.array(update.hyper, np.float64),
-        update.step,
-        not update.optimizer.accumulate,
+        np.array(hyper, np.float64),
+        not optimizer.accumulate,
         PACE.block,
         PACE.block_bytes,
         PACE.sections,

@@ -9,18 +9,20 @@ the lookup and not to the update.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.autograd.function import once_differentiable
 
-from shardcore.engine.embedding import ShardedEmbedding
 from shardcore.engine.handle import Lookup
 from shardcore.errors import ShardcoreRuntimeError
 from shardcore.torch.tensors import as_gradient, as_tensor
+
+if TYPE_CHECKING:
+    from shardcore.torch.module import EngineModule
 
 __all__ = ["Held", "LookupCall", "as_tensors", "look_up"]
 
@@ -35,59 +37,65 @@ class LookupCall:
 
     Parameters
     ----------
-    engine : ShardedEmbedding
-    nest : callable
-        Puts what there is per feature into the engine's structure.
-    flat : callable
-        Undoes that.
-    update : {"backward", "step"} or None
-        None: rows are not updated.
-    held : dict
-        Where gradients wait, with "step".
-    owner : str
-        The module's class, for messages.
+    module : EngineModule
     leaves : sequence
         The ids per feature, as the engine takes them.
-    weights : sequence of (array or None)
+    weights : sequence of (array or None), or None
     tables : sequence of str
         The table of each feature.
     dtypes : sequence of torch.dtype
         Of the activations of each feature.
+    updates : bool
+        Whether its gradients update rows, if there is an optimizer, at once or in a step.
     scale : ndarray or None
         What to multiply the gradient of the only feature by.
     """
 
+    __slots__ = (
+        "_dtypes",
+        "_given",
+        "_handle",
+        "_kept",
+        "_leaves",
+        "_module",
+        "_scale",
+        "_tables",
+        "_update",
+        "_weights",
+    )
+
     def __init__(
         self,
-        engine: ShardedEmbedding,
-        nest: Callable[[Sequence[Any]], Any],
-        flat: Callable[[Any], list[Any]],
-        update: Literal["backward", "step"] | None,
-        held: Held,
-        owner: str,
+        module: EngineModule,
         leaves: Sequence[Any],
-        weights: Sequence[NDArray[Any] | None],
+        weights: Sequence[NDArray[Any] | None] | None,
         tables: Sequence[str],
         dtypes: Sequence[Any],
+        updates: bool,
         scale: NDArray[Any] | None,
     ) -> None:
-        self._engine = engine
-        self._nest, self._flat = nest, flat
-        self._update, self._held, self._owner = update, held, owner
-        self._leaves, self._weights = leaves, weights
+        self._module, self._leaves, self._weights = module, leaves, weights
         self._tables, self._dtypes, self._scale = tables, dtypes, scale
+        self._update = module.update if updates and module.optimizer is not None else None
         self._handle: Lookup | None = None
-        self._given: list[NDArray[Any] | None] = []
+        self._given: Sequence[NDArray[Any] | None] = ()
+        self._kept: Sequence[Any] = ()
 
     def forward(self) -> tuple[Any, ...]:
         """Return the activations per feature."""
-        features, weights = self._nest(self._leaves), self._nest(self._weights)
+        module, weights = self._module, self._weights
+        features = module._nest(self._leaves)
+        factors = None if weights is None else module._nest(weights)
         if self._update is not None:
-            self._handle = self._engine.lookup(features, weights)
+            self._handle = module._engine.lookup(features, factors)
             found = self._handle.activations
         else:
-            found = self._engine(features, weights)
-        return as_tensors(self._flat(found), self._dtypes)
+            found = module._engine(features, factors)
+        return as_tensors(module._flat(found), self._dtypes)
+
+    def let_go(self) -> None:
+        """Let go of the ids and weights, which the gradients of rows do not need."""
+        self._leaves = self._weights = ()
 
     def keep_inputs(self, wanted: Sequence[bool]) -> None:
         """Take copies of what the gradients of weights need, and let go of the rest."""
@@ -96,39 +104,42 @@ class LookupCall:
             for leaf, table, want in zip(self._leaves, self._tables, wanted, strict=True)
         ]
         self._kept = kept
-        self._leaves = self._weights = ()
+        self.let_go()
 
-    def backward(self, gradients: Sequence[Any], wanted: Sequence[bool]) -> list[Any]:
-        """Read the gradients that came; return those of the weights that are wanted."""
-        found: list[Any] = [None] * len(gradients)
+    def take(self, gradients: Sequence[Any]) -> None:
+        """Read the gradients that came, for `apply`."""
         given = [None if one is None else as_gradient(one) for one in gradients]
-        for at, want in enumerate(wanted):
-            one = given[at]
-            if want and one is not None:
-                found[at] = self._weight_gradient(at, one)
         if self._scale is not None and given[0] is not None:
             given[0] = given[0] * self._scale
         self._given = given
-        return found
+
+    def weight_gradients(self, gradients: Sequence[Any], wanted: Sequence[bool]) -> list[Any]:
+        """Return the gradients of those weights that are wanted, from the gradients that came."""
+        return [
+            self._weight_gradient(at, as_gradient(one)) if want and one is not None else None
+            for at, (one, want) in enumerate(zip(gradients, wanted, strict=True))
+        ]
 
     def apply(self) -> None:
         """Update the rows by the gradients that came last, or keep them for a step."""
         if self._handle is None:
             raise ShardcoreRuntimeError(
-                f"backward came to {self._owner} without an optimizer: give it optimizer=, such "
-                "as optimizer=shardcore.optimizers.SGD(0.1), or freeze it, with _freeze=True"
+                f"backward came to {type(self._module).__name__} without an optimizer: give it "
+                "optimizer=, such as optimizer=shardcore.optimizers.SGD(0.1), or freeze it, with "
+                "_freeze=True"
             )
-        given, self._given = self._given, []
+        given, self._given = self._given, ()
         if self._update == "backward":
-            self._handle.apply_gradients(self._nest(given))
+            self._handle.apply_gradients(self._module._nest(given))
         else:
             self._hold(self._handle, given)
 
     def _hold(self, handle: Lookup, gradients: Sequence[NDArray[Any] | None]) -> None:
         # Copies: whoever gave them may write to them before the step.
-        before = self._held.get(handle)
+        held = self._module._held
+        before = held.get(handle)
         if before is None:
-            self._held[handle] = [None if one is None else one.copy() for one in gradients]
+            held[handle] = [None if one is None else one.copy() for one in gradients]
             return
         for at, one in enumerate(gradients):  # backward came again, with retain_graph=True
             old = before[at]
@@ -140,7 +151,9 @@ class LookupCall:
         kept = self._kept[at]
         assert kept is not None, "kept for every weight that requires a gradient"
         (ids, lengths, shape), table = kept
-        rows = self._engine.tables[table].sparse_read(ids).astype(gradient.dtype, copy=False)
+        rows = (
+            self._module._engine.tables[table].sparse_read(ids).astype(gradient.dtype, copy=False)
+        )
         of_bags = np.repeat(gradient, lengths, axis=0)
         return torch.from_numpy(np.einsum("ij,ij->i", rows, of_bags).reshape(shape))
 
@@ -166,7 +179,28 @@ def _in_one_axis(leaf: Any) -> tuple[NDArray[Any], Any, tuple[int, ...]]:
 
 
 class _Lookup(torch.autograd.Function):
-    """The node in torch's graph."""
+    """The node in torch's graph of a lookup without weights."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Any, call: LookupCall) -> tuple[Any, ...]:
+        """Look up."""
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        found = call.forward()
+        call.let_go()
+        return found
+
+    # Nothing comes out that could be differentiated once more.
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[None, None]:
+        """Update, or keep gradients."""
+        ctx.call.take(gradients)
+        ctx.call.apply()
+        return None, None
+
+
+class _WeightedLookup(torch.autograd.Function):
+    """The node of a lookup with weights, whose gradients may be asked for."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Any, call: LookupCall, *weights: Any) -> tuple[Any, ...]:
@@ -183,7 +217,8 @@ class _Lookup(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
         """Return the gradients of weights; update, unless another node does."""
         anchored, _, *wanted = ctx.needs_input_grad
-        found = ctx.call.backward(gradients, wanted)
+        found = ctx.call.weight_gradients(gradients, wanted)
+        ctx.call.take(gradients)
         update_behind = anchored and any(wanted)  # a node of its own, which needs a gradient
         if anchored and not update_behind:
             ctx.call.apply()
@@ -214,20 +249,24 @@ class _Update(torch.autograd.Function):
         return None, None
 
 
-def look_up(call: LookupCall, weights: Sequence[Any], update: bool) -> tuple[Any, ...]:
+def look_up(call: LookupCall, weights: Sequence[Any] | None, updates: bool) -> tuple[Any, ...]:
     """Return the activations of a call, which require gradients where something asks for them.
 
     Parameters
     ----------
     call : LookupCall
-    weights : sequence of (tensor or None)
+    weights : sequence of (tensor or None), or None
         As the call has them, for torch to differentiate.
-    update : bool
+    updates : bool
         Whether the rows are to be updated.
     """
+    found: tuple[Any, ...]
+    if weights is None:
+        found = _Lookup.apply(_ANCHOR if updates else None, call)
+        return found
     anchor: Any = None
-    if update:
+    if updates:
         differentiated = any(one is not None and one.requires_grad for one in weights)
         anchor = _Update.apply(_ANCHOR, call) if differentiated else _ANCHOR
-    found: tuple[Any, ...] = _Lookup.apply(anchor, call, *weights)
+    found = _WeightedLookup.apply(anchor, call, *weights)
     return found

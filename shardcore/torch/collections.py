@@ -255,7 +255,7 @@ class _Collection(EngineModule):
     def _found(self, leaves: Sequence[Any], weights: Sequence[Any]) -> tuple[Any, ...]:
         return self._look_up(
             leaves,
-            weights,
+            weights if any(one is not None for one in weights) else None,
             [one.table.name for one in self._all],
             [one.table.dtype for one in self._all],
             self._updates(),

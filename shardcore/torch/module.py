@@ -20,7 +20,7 @@ from shardcore.engine.embedding import ShardedEmbedding
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError, shown
 from shardcore.optimizer.base import Optimizer
 from shardcore.store.work import uninterrupted
-from shardcore.torch.autograd import Held, LookupCall, as_tensors, look_up
+from shardcore.torch.autograd import Held, LookupCall, look_up
 from shardcore.torch.tensors import as_array, as_tensor
 from shardcore.torch.threads import follow_torch
 
@@ -149,34 +149,25 @@ class EngineModule(torch.nn.Module):
     def _look_up(
         self,
         leaves: Sequence[Any],
-        weights: Sequence[Any],
+        weights: Sequence[Any] | None,
         tables: Sequence[str],
         dtypes: Sequence[Any],
-        update: bool,
+        updates: bool,
         scale: NDArray[Any] | None = None,
     ) -> tuple[Any, ...]:
         """Return the activations per feature, with the way back where gradients may come."""
-        watched = update or torch.is_grad_enabled()
-        factors = [None if one is None else as_array(one, "per_sample_weights") for one in weights]
-        if not update and not (
-            watched and any(one is not None and one.requires_grad for one in weights)
-        ):
-            found = self._engine(self._nest(leaves), self._nest(factors))
-            return as_tensors(self._flat(found), dtypes)
-        call = LookupCall(
-            self._engine,
-            self._nest,
-            self._flat,
-            self.update if update and self.optimizer is not None else None,
-            self._held,
-            type(self).__name__,
-            leaves,
-            factors,
-            tables,
-            dtypes,
-            scale,
-        )
-        return look_up(call, weights, update)
+        factors = None
+        differentiated = updates
+        if weights is not None:
+            factors = [
+                None if one is None else as_array(one, "per_sample_weights") for one in weights
+            ]
+            differentiated = updates or (
+                torch.is_grad_enabled()
+                and any(one is not None and one.requires_grad for one in weights)
+            )
+        call = LookupCall(self, leaves, factors, tables, dtypes, updates, scale)
+        return look_up(call, weights, updates) if differentiated else call.forward()
 
     # --- state -----------------------------------------------------------------------------------
 

@@ -152,7 +152,8 @@ class OneTable(EngineModule):
         try:
             if weights is None and not updates:  # as below; lists take a tenth of one bag's time
                 return as_tensor(self._engine(leaf), self.dtype)
-            return self._look_up([leaf], [weights], [TABLE], [self.dtype], updates, scale)[0]
+            factors = None if weights is None else [weights]
+            return self._look_up([leaf], factors, [TABLE], [self.dtype], updates, scale)[0]
         except ShardcoreError as error:
             if isinstance(error, ShardcoreIndexError):
                 check_inside(given, self.num_embeddings)  # in the shape in which they were given
