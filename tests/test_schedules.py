@@ -195,6 +195,29 @@ def test_a_hyper_of_ones_own_is_asked():
     assert hyper_parameters([OfTheStep()], 3) == {OfTheStep(): (6.0,)}
 
 
+def test_parameters_that_are_numbers_are_read_once():
+    optimizer = sc.optimizers.SGD(0.5, nesterov=True, momentum=0.25)
+    assert optimizer.constant_hyper == optimizer.hyper()
+    assert {type(value) for value in optimizer.constant_hyper} == {float}
+    assert optimizer.constant_hyper is optimizer.constant_hyper
+    assert sc.optimizers.SGD(lambda: 0.5).constant_hyper is None
+
+    @dataclass(frozen=True, eq=False, repr=False)
+    class Own(sc.Optimizer):
+        learning_rate: float = 1.0
+
+        def hyper(self):
+            return (7.0,)
+
+        def update(self, grad, rows, slots, hyper, step, row_ids):
+            return rows - hyper[0], {}
+
+    assert Own().constant_hyper is None
+    engine = two_tables(Own(), optimizer)
+    step(engine)
+    assert engine.tables["a"].numpy()[:, 0].tolist() == [0, -7]
+
+
 @pytest.mark.parametrize("backend", ["cpu", "sim"])
 def test_a_schedule_goes_on_where_a_checkpoint_was_saved(backend, tmp_path):
     asked = []

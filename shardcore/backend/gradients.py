@@ -15,7 +15,6 @@ from shardcore.store.occurrences import (
     FEW_OCCURRENCES,
     BagSorts,
     Occurrences,
-    has_few_rows,
     sort_bags,
     sort_occurrences,
 )
@@ -123,19 +122,27 @@ class RowSorts:
         """Add a table, as `sorted_rows` takes it."""
         at = self._added
         self._added += 1
+        if self._is_added_together(features, num_rows):
+            self._of_these.append(at)
+        else:
+            self._alone.append((at, (features, num_rows), value))
+
+    def _is_added_together(self, features: Sequence[FeatureBags], num_rows: int) -> bool:
+        first, *others = features
+        if not others:
+            return first.weights is None and self._together.add(
+                first.ids, first.row_splits, num_rows
+            )
         count, unweighted = 0, True
         for bags in features:
             count += bags.ids.size
             unweighted = unweighted and bags.weights is None
-        alone = len(features) == 1
-        if unweighted and (count <= FEW_OCCURRENCES or (alone and has_few_rows(count, num_rows))):
-            first, *others = features
-            self._together.add(first.ids, first.row_splits, num_rows, alone)
-            for bags in others:
-                self._together.add_feature(bags.ids, bags.row_splits)
-            self._of_these.append(at)
-        else:
-            self._alone.append((at, (features, num_rows), value))
+        if not unweighted or count > FEW_OCCURRENCES:
+            return False
+        self._together.add(first.ids, first.row_splits, num_rows, alone=False)
+        for bags in others:
+            self._together.add_feature(bags.ids, bags.row_splits)
+        return True
 
     def make(self) -> list[Occurrences]:
         """Sort them; return the occurrences of each table."""
@@ -171,17 +178,17 @@ def gradient_rows_of_tables(
     divided: dict[np.dtype[Any], list[NDArray[Any]]] = {}
     for features, _ in tables:
         for bags in features:
-            if bags.weights is None and bags.divisors is not None:
+            if bags.divisors is not None and bags.weights is None:
                 divided.setdefault(bags.divisors.dtype, []).append(bags.divisors)
-    factors = {
-        dtype: reciprocals(np.concatenate(parts))[:, None] for dtype, parts in divided.items()
-    }
+    factors: dict[np.dtype[Any], NDArray[Any]] = {}
+    for dtype, parts in divided.items():
+        factors[dtype] = reciprocals(np.concatenate(parts))[:, None]
     used = dict.fromkeys(factors, 0)
     rows = []
     for features, gradients in tables:
         parts = []
         for bags, gradient in zip(features, gradients, strict=True):
-            if bags.weights is None and bags.divisors is not None:
+            if bags.divisors is not None and bags.weights is None:
                 dtype, count = bags.divisors.dtype, bags.divisors.size
                 start = used[dtype]
                 used[dtype] = start + count

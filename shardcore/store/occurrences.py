@@ -166,9 +166,8 @@ def sort_bags(ids: Ints, row_splits: NDArray[np.int64], num_rows: int) -> Occurr
     (array([2, 7]), array([0, 1, 3]), array([0, 0, 1], dtype=int32))
     """
     plain: Ints = ids if ids.flags.c_contiguous else ids.copy()
-    if ids.size <= FEW_OCCURRENCES or has_few_rows(ids.size, num_rows):
-        sorts = BagSorts()
-        sorts.add(plain, row_splits, num_rows)
+    sorts = BagSorts()
+    if sorts.add(plain, row_splits, num_rows):
         return sorts.make()[0]
     _check_number(ids.size)
     deal = _kernel.deal_bags[TYPE_NAMES[plain.dtype]]
@@ -190,13 +189,13 @@ class BagSorts:
     """What `sort_bags` returns for several tables: by threads that share the tables.
 
     They are added one by one and sorted at once. Each has at most `FEW_OCCURRENCES`, or, of one
-    feature, few rows.
+    feature, few rows: see `has_few_rows`.
 
     Examples
     --------
     >>> sorts = BagSorts()
-    >>> for _ in range(2):
-    ...     sorts.add(np.array([7, 2, 7]), np.array([0, 2, 3]), 10)
+    >>> [sorts.add(np.array([7, 2, 7]), np.array([0, 2, 3]), 10) for _ in range(2)]
+    [True, True]
     >>> one, two = sorts.make()
     >>> two.rows, two.run_splits, two.sources
     (array([2, 7]), array([0, 1, 3]), array([0, 0, 1], dtype=int32))
@@ -209,10 +208,17 @@ class BagSorts:
 
     def add(
         self, ids: Ints, row_splits: NDArray[np.int64], num_rows: int, alone: bool = True
-    ) -> None:
-        """Add a table's bags, as `sort_bags` takes them; `alone`: those of its only feature."""
-        by_row = alone and has_few_rows(ids.size, num_rows)
+    ) -> bool:
+        """Add a table's bags, as `sort_bags` takes them; `alone`: those of its only feature.
+
+        False: they are too many, and nothing was added.
+        """
+        count = ids.size
+        by_row = alone and has_few_rows(count, num_rows)
+        if count > FEW_OCCURRENCES and not by_row:
+            return False
         self._sorts.add(ids, row_splits, _bits(num_rows, by_row), by_row)
+        return True
 
     def add_feature(self, ids: Ints, row_splits: NDArray[np.int64]) -> None:
         """Add the bags of one more feature of the table that was added last, not alone.

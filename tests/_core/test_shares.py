@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -48,6 +49,7 @@ TABLES = st.lists(
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let threads share what would be too little for them."""
     monkeypatch.setattr(threads, "PIECE", 1)
+    monkeypatch.setattr(threads, "_SMALL_PIECE", 1)
     monkeypatch.setattr(occurrences_module, "_SHARE", 1)
 
 
@@ -248,10 +250,9 @@ def test_scratch_is_that_of_the_widest_table() -> None:
     wide = updates.scratch
     rows, optimizer = np.zeros((1, 2), np.float32), SGD(1.0)
     batch, ones = sort_occurrences(np.array([0]), SOURCES[:1], None, 1), np.ones((1, 2), np.float32)
-    update = RowUpdate(batch, batch.rows, ones, optimizer, optimizer.hyper(), 1)
     rest = (batch.run_splits, batch.sources, None, ones, False, 0, None, None)
-    rule = update_module._rule(update, np.dtype(np.float32))
-    updates.add(StoredRows(rows, {}).found, rule, batch.rows, batch.rows, *rest)
+    rule = update_module._rule(optimizer, optimizer.hyper(), np.dtype(np.float32))
+    updates.add(StoredRows(rows, {}).found, rule, 1, batch.rows, batch.rows, *rest)
     assert updates.scratch == wide
 
 
@@ -270,10 +271,9 @@ def updates_of(lengths: list[list[int]], dim: int = 4) -> tuple[Any, list[Any]]:
             np.ones((1, dim), np.float32),
         )
         optimizer = SGD(1.0)
-        update = RowUpdate(batch, batch.rows, ones, optimizer, optimizer.hyper(), 1)
-        rule = update_module._rule(update, np.dtype(np.float32))
+        rule = update_module._rule(optimizer, optimizer.hyper(), np.dtype(np.float32))
         rest = (batch.run_splits, batch.sources, None, ones, False, 0, None, None)
-        updates.add(StoredRows(rows, {}).found, rule, batch.rows, batch.rows, *rest)
+        updates.add(StoredRows(rows, {}).found, rule, 1, batch.rows, batch.rows, *rest)
         tables.append(rows)
     return updates, tables
 
@@ -324,6 +324,68 @@ def test_no_share_is_made_twice() -> None:
     for _ in range(2):
         updates.make(scratch)
         assert (rows == -1).all()
+
+
+def test_little_work_is_made_at_once_and_more_not() -> None:
+    """Each kind by itself: the limit is the last number of elements that are little."""
+    updates, (rows,) = updates_of([[1, 1, 1]])  # 3 rows of 2 * 4 elements
+    assert updates.alone(23) is None
+    assert not rows.any()
+    with pytest.raises(ValueError, match=r"^updates must be made alone$"):
+        updates.make_all()
+    make = updates.alone(24)
+    assert make is not None
+    assert not rows.any()
+    for _ in range(2):
+        make()
+        assert (rows == -1).all()
+
+    tests = update_module._kernel.FiniteTests()
+    tests.add(np.array([1, 2, np.nan]))
+    work = tests.cut(9, 1)
+    assert tests.make_alone(work - 1) is None
+    assert tests.make_alone(work) is False
+    assert update_module._kernel.FiniteTests().make_alone(0) is True
+
+    table, splits = np.arange(6, dtype=np.float32).reshape(2, 3), np.array([0, 1, 3])
+    for ids, right in (([1, 0, 1], True), ([1, 0, 2], False)):
+        lookups, out = lookups_module._kernel.Lookups(), np.full((2, 3), 7, np.float32)
+        lookups.add(StoredRows(table, {}).found, np.array(ids), splits, None, None, out)
+        assert lookups.make_alone(0, 14) is None  # 3 ids and 2 bags of 3 elements
+        assert (out == 7).all()
+        assert lookups.make_alone(0, 15) is right
+        if right:
+            np.testing.assert_array_equal(out, [[3, 4, 5], [3, 5, 7]])
+
+    for count, few in ((1 << 14, True), ((1 << 14) + 1, False)):
+        sorts, ids = occurrences_module._kernel.Sorts(), np.arange(count)[::-1].copy()
+        sorts.add(ids, np.array([0, count]), 15, by_row=True)
+        assert sorts.make_alone(count) is None  # a bag is work too
+        made = sorts.make_alone(1 << 40)
+        assert (made is not None) == few
+        if made is not None:
+            ((unique, run_splits, sources),) = made
+            np.testing.assert_array_equal(unique, np.arange(count))
+            np.testing.assert_array_equal(run_splits, np.arange(count + 1))
+            assert not sources.any()
+
+
+def test_one_thread_makes_at_once_what_is_one_share(num_threads: Callable[[int], None]) -> None:
+    for number in (1, 2, 5):
+        num_threads(number)
+        for elements in (0, 1, 9, 10, 38, 39, 40, 41, 400):
+            work = update_module._kernel.FiniteTests()
+            work.add(np.ones(elements))
+            alone = work.make_alone(threads.most_alone(10)) is not None
+            assert alone == (threads.cut(work, 10) <= 1), (number, elements)
+        for bags, dim in ((1, 1), (2, 1), (1, 2), (30, 7)):
+            lookups = lookups_module._kernel.Lookups()
+            splits, out = np.zeros(bags + 1, np.int64), np.ones((bags, dim), np.float32)
+            stored = StoredRows(np.ones((1, dim), np.float32), {}).found
+            lookups.add(stored, np.zeros(0, np.int64), splits, None, None, out)
+            alone = lookups.make_alone(0, threads.most_without_companion()) is not None
+            assert alone == (number == 1 or bags * dim == 1), (number, bags, dim)
+            assert alone == (not out.any())
 
 
 def test_work_that_is_not_right_is_refused() -> None:
@@ -419,13 +481,12 @@ def add_update(writable: bool = True, **other: Any) -> int:
         "sums": None,
         **other,
     }
-    batch, optimizer = sort_occurrences(ROWS, SOURCES, None, 2), SGD(1.0)
-    update = RowUpdate(batch, ROWS, ONES, optimizer, optimizer.hyper(), 1)
-    rule = update_module._rule(update, np.dtype(np.float32))
+    optimizer = SGD(1.0)
+    rule = update_module._rule(optimizer, optimizer.hyper(), np.dtype(np.float32))
     rows = np.zeros((2, 3), np.float32)
     rows.flags.writeable = writable
     stored = StoredRows(rows, {}).found
-    work: int = update_module._kernel.Updates().add(stored, rule, *arrays.values())
+    work: int = update_module._kernel.Updates().add(stored, rule, 1, *arrays.values())
     return work
 
 
@@ -555,3 +616,40 @@ def test_a_rule_is_asked_for_once_for_all_tables_of_an_optimizer(
     stage([StoredRows(table, {}) for table in tables], updates)()
     assert asked == [1]
     assert all((table[1] == -1).all() for table in tables)
+
+
+def test_a_rule_is_kept_for_the_steps_of_an_optimizer_and_not_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[Any] = []
+    rule = update_module._rule
+    monkeypatch.setattr(update_module, "_rule", lambda *rest: asked.append(rest) or rule(*rest))
+    monkeypatch.setattr(update_module, "_rules", {})
+    batch = sort_occurrences(np.array([1]), np.zeros(1, np.int32), None, 3)
+
+    def step(optimizer: Any, hyper: Any, number: int, dtype: Any = np.float64) -> Any:
+        table, before = np.zeros((3, 2), dtype), len(asked)
+        update = RowUpdate(batch, batch.rows, np.ones((1, 2), dtype), optimizer, hyper, number)
+        stage([StoredRows(table, {})], [update])()
+        return table[1, 0], len(asked) - before
+
+    optimizer = SGD(1.0)
+    hyper = optimizer.hyper()
+    assert step(optimizer, hyper, 1) == (-1, 1)
+    assert step(optimizer, hyper, 2) == (-1, 0)
+    assert step(optimizer, hyper, 2, np.float32) == (-1, 1)
+    assert step(optimizer, (0.5, *hyper[1:]), 3) == (-0.5, 1)  # a rate that moves
+    assert step(SGD(0.25), hyper, 3) == (-1, 1)
+    # A later optimizer may lie where one lay that is gone: it is not taken for it.
+    later, key = SGD(0.125), (id(optimizer), np.dtype(np.float64))
+    gone, *rest = update_module._rules[key]
+    update_module._rules[id(later), np.dtype(np.float64)] = gone, *rest
+    assert step(later, rest[0], 4)[1] == 1
+    del optimizer, rest
+    asked.clear()
+    gc.collect()
+    assert gone() is None  # it is not kept alive, nor what its rate is computed from
+    kept = [SGD(1.0) for _ in range(200)]
+    for one in kept:
+        step(one, hyper, 1)
+    assert len(update_module._rules) <= update_module._MOST_RULES

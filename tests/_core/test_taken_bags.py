@@ -17,6 +17,7 @@ from shardcore.store import threads
 from shardcore.store.taken_bags import BagsToTake
 
 IDS, SPLITS = np.array([0, 5, 1]), np.array([0, 2, 3])
+LITTLE = 1 << 14
 
 
 def take_bags(
@@ -54,10 +55,20 @@ def bags_of(
 
 
 @settings(max_examples=150, deadline=None)
-@given(features=st.lists(BAGS, max_size=5), narrow=st.booleans(), count=st.integers(1, 3))
-def test_taken_bags_equal_their_twins(features: list[Any], narrow: bool, count: int) -> None:
-    """Those of several features, whatever is wrong with others."""
+@given(
+    features=st.lists(BAGS, max_size=5),
+    narrow=st.booleans(),
+    count=st.integers(1, 3),
+    many=st.booleans(),
+)
+def test_taken_bags_equal_their_twins(
+    features: list[Any], narrow: bool, count: int, many: bool
+) -> None:
+    """Those of several features, whatever is wrong with others; alone, and beside many ids."""
     bags, added = BagsToTake(), []
+    if many:
+        added.append((np.resize(IDS, LITTLE) % 5, np.array([0, LITTLE])))
+        assert bags.add(*added[0], 5, narrow)
     for feature in features:
         values, row_splits = bags_of(*feature)
         plain = values.dtype in (np.int32, np.int64) and row_splits.dtype == np.int64
@@ -179,6 +190,23 @@ def test_copies_without_room_are_refused() -> None:
     assert bags.wrong() == {0: -1, 1: 0}  # what no thread has looked at is not right
     bags.make(np.empty(3, np.int32), np.empty(6, np.int64))
     assert bags.wrong() == {}
+
+
+def test_few_copies_are_made_at_once_and_many_not() -> None:
+    for ids, few in ((LITTLE - 3, True), (LITTLE - 2, False)):
+        bags = kernel.TakenBags()
+        given = np.arange(ids, dtype=np.int64)
+        assert bags.add(given, np.array([0, 1, ids]), ids, False)
+        made = bags.make_alone()
+        assert (made is not None) == few
+        if made is None:
+            assert bags.wrong() == {0: -1}  # nothing was done
+            continue
+        ((own, splits),) = made
+        np.testing.assert_array_equal(own, given, strict=True)
+        np.testing.assert_array_equal(splits, [0, 1, ids])
+        assert own.flags.writeable
+        assert bags.wrong() == {}
 
 
 def test_arrays_are_read_as_they_were_added() -> None:

@@ -421,10 +421,9 @@ def test_scratch_is_as_large_as_the_kernel_says(
     batch = sort_occurrences(np.arange(70), np.zeros(70, np.int32), None, 70)
     gradients = np.ones((1, dim), np.float32)
     rest = (batch.rows, batch.run_splits, batch.sources, None, gradients, False, 0, None, None)
-    update = RowUpdate(batch, batch.rows, gradients, optimizer, optimizer.hyper(), 1)
     updates = kernel.Updates()
-    rule = update_module._rule(update, np.dtype(np.float32))
-    updates.add(StoredRows(rows, {"momenta": slot}).found, rule, batch.rows, *rest)
+    rule = update_module._rule(optimizer, optimizer.hyper(), np.dtype(np.float32))
+    updates.add(StoredRows(rows, {"momenta": slot}).found, rule, 1, batch.rows, *rest)
     converted = slot_dtype != "float32"
     pointers, values = 32 * 2 + 1, (2 + converted) * 32 * dim + dim
     assert updates.scratch == 8 * pointers + 64 + 4 * values

@@ -114,6 +114,19 @@ def test_large_tables_are_sorted_alone():
         assert_is_sorted(found, [bags], rows)
 
 
+def test_many_ids_of_several_features_are_sorted_alone():
+    rng, rows = np.random.default_rng(0), 1 << 20
+    one, few, many = (
+        FeatureBags(rng.integers(0, rows, count), np.arange(count + 1)) for count in (1, 4095, 4096)
+    )
+    tables = [([few, one], rows, FLOAT32), ([many, one], rows, FLOAT32), ([one], rows, FLOAT32)]
+    a, b, c = sorted_together(tables)
+    assert a.sources.base is c.sources.base
+    assert b.sources.base is not a.sources.base
+    for found, (features, *_) in zip((a, b, c), tables, strict=True):
+        assert_is_sorted(found, features, rows)
+
+
 def test_tables_of_several_features_and_few_rows_are_sorted_together():
     """Rows that would be counted by themselves if one feature named them all."""
     rng = np.random.default_rng(3)
