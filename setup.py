@@ -51,8 +51,8 @@ UPDATE = (
 UTILITY = f"{CORE}._cyutility"  # memoryview support code, compiled once for all kernels
 KERNELS = ["bag_max", "constants", "cpu", "hashing", "occurrences", "offsets", "partition"]
 KERNELS += ["random", "routing", "slices", "taken_bags", "triples"]
-STORE = ["companion", "lock", "tally", "work"]  # threads, and what no interrupt may split
-ENGINE = ["given_lookups", "life"]  # what every call of an engine comes through
+STORE = ["companion", "lock", "steps", "tally", "work"]  # threads; what no interrupt may split
+ENGINE = ["given_lookups", "given_steps", "life"]  # what every call of an engine comes through
 
 THREADING = [f"shardcore/store/{name}.h" for name in ("companion", "cores")]
 

@@ -24,6 +24,7 @@ from shardcore.store import (
     Mutex,
     Occurrences,
     RowUpdate,
+    StoreSteps,
     StoreTable,
     TableLookups,
     every_row,
@@ -132,6 +133,26 @@ class CpuBackend(Backend):
         return self.specs[table].seen_as_stored and self._tables[table].lookup_given(
             ids, row_splits, weights, divided, out
         )
+
+    def steps(
+        self,
+        tables: Sequence[str],
+        features: Sequence[tuple[int, ...]],
+        divided: Sequence[int],
+        narrow: bool,
+    ) -> StoreSteps | None:
+        """Return what makes steps of few bags, where kernels look up and update all tables."""
+        optimizers = []
+        for name in tables:
+            spec, table = self.specs[name], self._tables[name]
+            optimizer = spec.optimizer
+            if optimizer is None or not optimizer.lazy:
+                return None
+            if not (spec.seen_as_stored and table.by_kernel):
+                return None
+            optimizers.append(optimizer)
+        held = [self._tables[name] for name in tables]
+        return StoreSteps(held, optimizers, features, divided, narrow, self.unique_rows.add)
 
     def apply(self, updates: Sequence[TableUpdate]) -> None:
         """Update each touched row once, in one pass over the sorted rows.

@@ -92,7 +92,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,6 +111,9 @@ from shardcore.errors import ShardcoreTypeError, ShardcoreValueError, shown
 from shardcore.sharding.layout import Layout
 from shardcore.store.tally import Tally
 from shardcore.store.work import InTurn, uninterrupted
+
+if TYPE_CHECKING:
+    from shardcore.store.steps import StoreSteps
 
 __all__ = ["Backend"]
 
@@ -390,6 +393,32 @@ class Backend(ABC):
             reason, `out` holds nothing of use, and the lookup goes on as any other.
         """
         return False
+
+    def steps(
+        self,
+        tables: Sequence[str],
+        features: Sequence[tuple[int, ...]],
+        divided: Sequence[int],
+        narrow: bool,
+    ) -> StoreSteps | None:
+        """Return what makes training steps of few bags in these tables, if anything does.
+
+        For backends that keep rows in memory of this process, where the calls around a small step
+        take longer than its rows. Asked once, when the tables are there; whatever such steps leave
+        to others comes by `lookup` and by `stage` or `apply`, as it does without them. Where a
+        subclass overrides one of these, and not this, it is not asked.
+
+        Parameters
+        ----------
+        tables : sequence of str
+        features : sequence of tuple of int
+            The features of each table.
+        divided : sequence of int
+            The combiner of each feature, of `shardcore.store.DIVIDED`.
+        narrow : bool
+            Whether ids may be copied in 32 bits.
+        """
+        return None
 
     def takes_gradient(self, gradient: object) -> bool:
         """Return whether `gradient` is an array that lives where the tables do.

@@ -22,6 +22,25 @@ _array = np.ndarray     # itself: to those of a class of its own elements may me
 cdef Py_ssize_t OF_THE_POOL = pool.LEAST     # bytes: of fewer, activations lie in memory of the heap
 
 
+cdef tuple plain_parts(leaf):
+    """Return ids, row splits, and the shapes of the batch and of dense ids, where a leaf is of arrays.
+
+    No shape of the batch: as many as there are bags. Of the arrays nothing is known. None: it is not plain.
+    """
+    cdef Plain given
+    if type(leaf) is tuple and len(<tuple>leaf) == 2:
+        values, row_splits = <tuple>leaf
+        if type(values) is _array and type(row_splits) is _array:
+            return values, row_splits, None, None
+        return None
+    if type(leaf) is _array and found_plain(leaf, False, &given) and 1 <= given.ndim <= 2:
+        values = leaf if given.ndim == 1 else leaf.reshape(-1)
+        row_splits = even_splits(given.shape[0], 1 if given.ndim == 1 else given.shape[1])
+        return values, row_splits, None, leaf.shape
+    plain = plain_bags(leaf)
+    return None if plain is None else tuple(plain)      # of a type of its own
+
+
 cdef class Combined:
     """A feature's table and combiner, and the type of its activations, found once."""
 
@@ -117,24 +136,15 @@ cdef class GivenLookups:
         """Return the activations of a feature, or None."""
         cdef Plain given, splits
         cdef Py_ssize_t shape[2]
-        cdef object row_splits, values, batch_shape = None, factors = None, size, out
-        if weights is None and type(leaf) is tuple and len(<tuple>leaf) == 2:
-            values, row_splits = <tuple>leaf
-            if not (type(values) is _array and type(row_splits) is _array):
+        cdef object row_splits, values, batch_shape, factors = None, size, out, plain
+        plain = plain_parts(leaf) if weights is None else plain_bags(leaf)
+        if plain is None:
+            return None
+        values, row_splits, batch_shape, _ = <tuple>plain
+        if weights is not None:
+            factors = plain_weights(weights, plain)
+            if factors is None:
                 return None
-        elif (weights is None and type(leaf) is _array and found_plain(leaf, False, &given)
-                and 1 <= given.ndim <= 2):
-            values = leaf if given.ndim == 1 else leaf.reshape(-1)
-            row_splits = even_splits(given.shape[0], 1 if given.ndim == 1 else given.shape[1])
-        else:
-            plain = plain_bags(leaf)
-            if plain is None:
-                return None
-            values, row_splits, batch_shape, _ = plain
-            if weights is not None:
-                factors = plain_weights(weights, plain)
-                if factors is None:
-                    return None
         if not (found_plain(values, False, &given) and found_plain(row_splits, False, &splits)
                 and splits.ndim == 1 and splits.size > 0):
             return None

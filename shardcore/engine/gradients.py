@@ -32,6 +32,7 @@ __all__ = [
     "Gradients",
     "Share",
     "gradients_of_weights",
+    "hyper_of_each",
     "read_gradients",
     "table_updates",
     "device_gradient",
@@ -220,7 +221,7 @@ def table_updates(
                     break
         if taking:
             moving.append((at, table, taking, optimizer))
-    hyper = _hyper_of_each([optimizer for *_, optimizer in moving], step - 1)
+    hyper = hyper_of_each([optimizer for *_, optimizer in moving], step - 1)
     updates = []
     check = any(share.gradients.check for share in shares)
     for at, table, taking, optimizer in moving:
@@ -236,7 +237,7 @@ def table_updates(
     return updates
 
 
-def _hyper_of_each(optimizers: Sequence[Optimizer], step: int) -> dict[int, tuple[float, ...]]:
+def hyper_of_each(optimizers: Sequence[Optimizer], step: int) -> dict[int, tuple[float, ...]]:
     """Return the hyper-parameters of each optimizer, by its identity.
 
     To hash an optimizer takes all of its parameters, for every table.

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from numpy.typing import NDArray
 
@@ -22,7 +22,7 @@ from shardcore.errors import ShardcoreRuntimeError
 from shardcore.features.prepared import PreparedFeature
 from shardcore.store.work import Ticket, set_once
 
-__all__ = ["APPLIED", "DROPPED", "FAILED", "READ", "REFUSED", "RESTORED", "Batch"]
+__all__ = ["APPLIED", "DROPPED", "FAILED", "READ", "REFUSED", "RESTORED", "Batch", "PreparedBatch"]
 __all__ += ["BatchesInFlight", "Pending"]
 
 APPLIED: Final = "a second time for one lookup"
@@ -38,8 +38,24 @@ _READABLE: Final = (APPLIED, READ)
 """Ends after which activations may still be asked for."""
 
 
+class Batch(Protocol):
+    """A batch, as a step needs it: as it was prepared, or `GivenBatch`."""
+
+    @property
+    def prepared(self) -> list[PreparedFeature]:
+        """Its features."""
+
+    @property
+    def tables(self) -> list[TableBatch]:
+        """What backends are given of it."""
+
+    @property
+    def winners(self) -> dict[int, NDArray[Any]]:
+        """As in `PreparedBatch`."""
+
+
 @dataclass(eq=False, slots=True, weakref_slot=True)
-class Batch:
+class PreparedBatch:
     """A batch as it was prepared.
 
     Attributes

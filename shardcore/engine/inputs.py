@@ -7,7 +7,7 @@ from types import NoneType
 from typing import Any
 
 from shardcore.backend.messages import TableBatch
-from shardcore.engine.in_flight import Batch
+from shardcore.engine.in_flight import PreparedBatch
 from shardcore.engine.tables import PlannedTable
 from shardcore.errors import ShardcoreValueError
 from shardcore.features.config import FeatureConfig
@@ -40,6 +40,7 @@ class Inputs:
         The first axis of every batch; None: any.
     single : bool
         Whether the structure is one feature.
+    one_host : bool
     special : bool
         Whether with rows of some feature more is to be done than to combine them.
     """
@@ -67,7 +68,7 @@ class Inputs:
         )
         self.special = any(feature.divided is None for feature in self.features)
         self.batch_size: int | None = None
-        self._one_host = one_host
+        self.one_host = one_host
 
     def leaves(self, given: Any, what: str) -> list[Any]:
         """Return what a caller gives per feature."""
@@ -105,7 +106,7 @@ class Inputs:
             return leaves[0]
         return unflatten(self._structure, leaves)
 
-    def batch(self, features: Any, weights: Any, training: bool, keep: bool) -> Batch:
+    def batch(self, features: Any, weights: Any, training: bool, keep: bool) -> PreparedBatch:
         """Check a batch and cut it by table.
 
         Parameters
@@ -125,14 +126,14 @@ class Inputs:
             )
             for table in self._tables
         ]
-        return Batch(prepared, tables)
+        return PreparedBatch(prepared, tables)
 
     def _prepared(self, features: Any, weights: Any, keep: bool) -> list[PreparedFeature]:
         if not self.single and not self._is_plain(features, weights):
             features, weights = read_frames(self._structure, features, weights)
         leaves = self.leaves(features, "features")
         weight_leaves = self.optional_leaves(weights, "weights")
-        prepared = prepare_features(self.features, leaves, weight_leaves, keep, self._one_host)
+        prepared = prepare_features(self.features, leaves, weight_leaves, keep, self.one_host)
         if self.batch_size is not None:
             for feature, ready in zip(self.features, prepared, strict=True):
                 self._check_batch_size(ready, feature.path)

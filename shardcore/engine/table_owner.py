@@ -155,6 +155,7 @@ class TableOwner:
 
     def _drop_tables(self) -> None:
         self._life.closed = True
+        self._training.forget_tables()
         self._building.abort_restore()  # one that was cut short
         if self._building.built:
             for table in self._planned:

@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 from shardcore.backend.base import Backend
 from shardcore.engine.counters import Counters
 from shardcore.engine.given_lookups import GivenLookups
+from shardcore.engine.given_steps import GivenBatch, GivenSteps
 from shardcore.engine.gradients import Share, gradients_of_weights, read_gradients, table_updates
 from shardcore.engine.in_flight import APPLIED, DROPPED, READ, Batch, BatchesInFlight, Pending
 from shardcore.engine.inputs import Inputs
 from shardcore.engine.life import Life
 from shardcore.engine.max_gradients import at_occurrences
-from shardcore.engine.pipeline import Operations
+from shardcore.engine.pipeline import Operations, Ticket
 from shardcore.engine.progress import Progress
 from shardcore.engine.tables import PlannedTable
 from shardcore.errors import (
@@ -32,6 +33,7 @@ from shardcore.errors import (
     ShardcoreValueError,
 )
 from shardcore.store.bag_max import max_of_bags
+from shardcore.store.given_bags import DIVIDED
 from shardcore.store.work import InTurn
 
 __all__ = ["Training"]
@@ -86,6 +88,8 @@ class Training:
         self.in_flight = BatchesInFlight(2 if background else 1)
         self.progress = Progress(backend, operations, self.in_flight, life)
         self._given: GivenLookups | None = None
+        self._given_steps: GivenSteps | None = None
+        self._asked_for_steps = inputs.special or not self._stages or not _makes_steps(backend)
         # A backend that leaves bags as given to others is not asked for every lookup.
         if type(backend).lookup_given is not Backend.lookup_given and not inputs.special:
             # Without a reference to this object, which would then be freed by the collector alone.
@@ -222,12 +226,46 @@ class Training:
         if training and not self._trainable:
             raise ShardcoreRuntimeError("training=True needs an optimizer: no table has one")
         self._build()
+        if training and weights is None:
+            given = self._looked_up_as_given(features)
+            if given is not None:
+                return given
         keep = training or self._background
         batch = self._batch(features, weights, training, keep)
         # The operation knows the batch alone: of those that callers let go, none is kept by it.
         return Pending(
             batch, self._operations.submit(call, partial(self._look_up, batch)), training
         )
+
+    def _looked_up_as_given(self, features: Any) -> Pending | None:
+        """Look up few bags that are plain; None, and nothing was done: the way of all others."""
+        if not self._asked_for_steps:  # once the tables are there
+            self._given_steps = self._steps_of_backend()
+            self._asked_for_steps = True
+        steps = self._given_steps
+        batch = None if steps is None else steps.look_up(features)
+        if batch is None:
+            return None
+        self.counters.count_lookup(batch.ids, 0)
+        ticket = Ticket()
+        ticket.value, ticket.done = batch.activations(), True
+        return Pending(batch, ticket, True)
+
+    def _steps_of_backend(self) -> GivenSteps | None:
+        inputs, tables = self._inputs, self._tables
+        steps = self._backend.steps(
+            [table.spec.name for table in tables],
+            [table.features for table in tables],
+            [DIVIDED["sum"] if one.divided is None else one.divided for one in inputs.features],
+            inputs.one_host,
+        )
+        if steps is None:
+            return None
+        return GivenSteps(inputs, tables, steps, self._check_gradients, DIVIDED["sum"])
+
+    def forget_tables(self) -> None:
+        """Keep nothing of the tables alive, which are about to be given back."""
+        self._given_steps = None
 
     def _batch(self, features: Any, weights: Any, training: bool, keep: bool) -> Batch:
         """Check a batch; of what is refused the backend is told."""
@@ -261,12 +299,25 @@ class Training:
         self, call: str, pending: Pending, gradients: Any, weight_gradients: bool
     ) -> Any:
         try:
-            share = self._share(call, pending, gradients)
+            staged = None if weight_gradients else self._staged_as_given(call, pending, gradients)
+            if staged is None:
+                share = self._share(call, pending, gradients)
         except Exception as error:
             self._backend.refuse("apply", error)
             raise
+        if staged is not None:
+            ends = self.in_flight.ending(pending, APPLIED)
+            self._backend.change(InTurn([staged, *self.progress.counting_one(), *ends]))
+            return None
         found = self._step(call, [(pending, gradients)], [share], weight_gradients)
         return found[0] if weight_gradients else None
+
+    def _staged_as_given(self, call: str, pending: Pending, gradients: Any) -> InTurn | None:
+        """Prepare the step of few plain bags; None, and nothing was done: the way of all others."""
+        batch = self.in_flight.batch_of(call, pending)
+        if type(batch) is not GivenBatch:
+            return None
+        return batch.stage(gradients, self.progress.handed_over + 1)
 
     def _apply_several(
         self, call: str, pairs: Sequence[tuple[Pending, Any]], weight_gradients: bool
@@ -357,7 +408,17 @@ def _settle(operations: Operations, progress: Progress) -> None:
 
 def _stages(backend: Backend) -> bool:
     """Return whether updates may be staged: not where a subclass has an `apply` of its own."""
+    return _is_last_word(backend, "stage", ("apply",))
+
+
+def _makes_steps(backend: Backend) -> bool:
+    """Return whether a backend may make whole steps: not where a subclass has a part of its own."""
+    return _is_last_word(backend, "steps", ("lookup", "stage", "apply"))
+
+
+def _is_last_word(backend: Backend, method: str, others: Sequence[str]) -> bool:
+    """Return whether no subclass of the class that defines a method defines one of others."""
     for kind in type(backend).__mro__:
-        if "stage" in vars(kind) or "apply" in vars(kind):
-            return "stage" in vars(kind) and kind is not Backend
+        if any(name in vars(kind) for name in (method, *others)):
+            return method in vars(kind) and kind is not Backend
     return False

@@ -21,7 +21,14 @@ from shardcore.ids.ragged import Ragged
 from shardcore.store.segment_reduce import divisors
 from shardcore.store.taken_bags import BagsToTake
 
-__all__ = ["PlainBags", "even_splits", "plain_bags", "plain_weights", "prepare_plain_features"]
+__all__ = [
+    "PlainBags",
+    "even_splits",
+    "plain_bags",
+    "plain_weights",
+    "prepare_plain_features",
+    "prepared_bags",
+]
 
 Ints = NDArray[np.int32] | NDArray[np.int64]
 
@@ -77,11 +84,11 @@ def prepare_plain_features(
     wrong = bags.wrong()
     for number, (at, feature, plain) in enumerate(added):
         if number not in wrong:
-            prepared[at] = _prepared(feature, plain, *copies[number])
+            prepared[at] = prepared_bags(feature, plain, *copies[number])
     return prepared
 
 
-def _prepared(
+def prepared_bags(
     feature: FeatureInput, plain: PlainBags, ids: Ints, row_splits: NDArray[np.int64] | None
 ) -> PreparedFeature | None:
     """Return bags of copies that are right; None where their number is not that of an output shape.

@@ -21,6 +21,7 @@
     update            sum gradients per row, call the optimizer (face of _core/updates.pxi)
     scatter           apply values to rows in place             (face of _core/rows.pxi)
     table             a table's rows and slots, with the operations above and one lock; many tables
+    steps             steps of few bags in many tables                         (compiled)
 
 The faces check what they are given and choose the compiled body; the kernels only compute.
 A store knows nothing of hosts or messages.
@@ -50,6 +51,7 @@ from shardcore.store.segment_reduce import (
     row_dots,
 )
 from shardcore.store.sorted_triples import SortedTriples, TripleLists, WorkedBags, sort_triples
+from shardcore.store.steps import StoreSteps
 from shardcore.store.table import StoreTable, TableLookups, stage_tables
 from shardcore.store.work import InTurn, changed_here, uninterrupted
 
@@ -64,6 +66,7 @@ __all__ = [
     "ReadWriteLock",
     "RowUpdate",
     "SortedTriples",
+    "StoreSteps",
     "StoreTable",
     "TableLookups",
     "TripleLists",

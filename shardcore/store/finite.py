@@ -31,7 +31,7 @@ def all_finite(arrays: Iterable[NDArray[Any]]) -> bool:
     tests = _kernel.FiniteTests()
     for array in arrays:
         tests.add(array)
-    alone = tests.make_alone(threads.most_alone(threads.PIECE))
+    alone: bool | None = tests.make_alone(threads.most_alone(threads.PIECE))
     if alone is not None:
         return alone
     finite: list[bool] = []

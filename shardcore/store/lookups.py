@@ -45,10 +45,10 @@ class Lookups:
     (True, [[4.0, 6.0]])
     """
 
-    __slots__ = ("_divided", "_lookups")
+    __slots__ = ("_divided", "kernel")
 
     def __init__(self, divided: int = _kernel.GIVEN_DIVISORS) -> None:
-        self._lookups = _kernel.Lookups()
+        self.kernel = _kernel.Lookups()
         self._divided = divided
 
     def add(
@@ -61,14 +61,14 @@ class Lookups:
         out: NDArray[Any],
     ) -> None:
         """Add what `segment_reduce` returns, to be written to `out`; row splits are checked."""
-        self._lookups.add(rows.found, ids, row_splits, weights, divisors, out, self._divided)
+        self.kernel.add(rows.found, ids, row_splits, weights, divisors, out, self._divided)
 
     def make(self) -> bool:
         """Make them; return whether all is right.
 
         If an id is out of range, no row is read for it, and the answer is False.
         """
-        lookups, asking = self._lookups, PACE.asking
+        lookups, asking = self.kernel, PACE.asking
         alone: bool | None = lookups.make_alone(asking, threads.most_without_companion())
         if alone is not None:
             companion.ended()

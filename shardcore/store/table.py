@@ -31,11 +31,11 @@ from shardcore.store.stored_rows import StoredRows
 from shardcore.store.update import StagedUpdates
 from shardcore.store.work import InTurn
 
-__all__ = ["StoreTable", "TableLookups", "stage_tables"]
+__all__ = ["TOGETHER", "StoreTable", "TableLookups", "stage_tables"]
 
 _SUM: Final = DIVIDED["sum"]
 
-_TOGETHER: Final = 1 << 25
+TOGETHER: Final = 1 << 25
 """Elements of gradients and rows of tables that are updated together: some ms of one thread."""
 
 Ints = NDArray[np.int32] | NDArray[np.int64]
@@ -302,7 +302,7 @@ def stage_tables(tables: Sequence[StoreTable], updates: Sequence[RowUpdate]) -> 
         locks.append(table._lock)
         if staged.pure > pure:
             counts.append(table)
-        if work >= _TOGETHER:  # lookups wait for some milliseconds
+        if work >= TOGETHER:  # lookups wait for some milliseconds
             commits.append(partial(write_all, locks, staged.ready()))
             staged, locks, work = StagedUpdates(), [], 0
     if locks:

@@ -31,8 +31,10 @@ from shardcore.store.stored_rows import StoredRows
 from shardcore.store.work import InTurn
 
 __all__ = [
+    "GRADIENT_BYTES",
     "StagedUpdates",
     "accumulate",
+    "rule_of",
     "update_rows",
     "updated",
 ]
@@ -48,7 +50,7 @@ _kernel = best_module("shardcore._core.rows")
 
 _PURE_BLOCK_BYTES: Final = 1 << 20
 
-_GRADIENT_BYTES: Final = 1 << 20
+GRADIENT_BYTES: Final = 1 << 20
 """Of a batch: with fewer, the second-level cache holds them all while long runs are summed."""
 
 _MOST_RULES: Final = 64
@@ -166,6 +168,8 @@ class StagedUpdates:
 
     Attributes
     ----------
+    together : compiled object
+        What kernels make of them.
     pure : int
         How many are made by an optimizer's pure form though it has a compiled one: a slot is of a
         dtype that kernels do not read.
@@ -188,7 +192,7 @@ class StagedUpdates:
     """
 
     def __init__(self) -> None:
-        self._together = _kernel.Updates()
+        self.together = _kernel.Updates()
         self._commits: list[Commit] = []
         self.pure = 0
 
@@ -197,14 +201,14 @@ class StagedUpdates:
         if not target.dim:  # no columns: nothing to learn
             return 0
         optimizer, dtype = update.optimizer, target.rows.dtype
-        rule, stochastic = _rule_of(optimizer, update.hyper, dtype, target.working)
+        rule, stochastic = rule_of(optimizer, update.hyper, dtype, target.working)
         occurrences, gradients = update.occurrences, update.gradients
         if rule is None or not target.by_kernel:
             self.pure += rule is not None
             self._commits.append(_pure_update(target.rows, target.slots, update))
             splits = occurrences.run_splits
             return int(splits[-1] - splits[0] + splits.size - 1) * target.dim
-        work: int = self._together.add(
+        work: int = self.together.add(
             target.found,
             rule,
             update.step,
@@ -226,7 +230,7 @@ class StagedUpdates:
         To be called once, before they change otherwise. It is compiled where kernels do it all and
         one thread is enough.
         """
-        together = self._together
+        together = self.together
         made: Commit | None = together.alone(threads.most_alone(threads.PIECE))
         if made is None:
             count = threads.cut(together, threads.PIECE)
@@ -254,7 +258,7 @@ def update_rows(rows: NDArray[Any], slots: Mapping[str, NDArray[Any]], update: R
     staged.ready()()
 
 
-def _rule_of(
+def rule_of(
     optimizer: Optimizer, hyper: tuple[float, ...], dtype: np.dtype[Any], working: np.dtype[Any]
 ) -> tuple[Any, bool]:
     """Return the rule of an optimizer, and whether it rounds rows of a dtype stochastically.
@@ -308,7 +312,7 @@ def _rule(optimizer: Optimizer, hyper: tuple[float, ...], working: np.dtype[Any]
 def _summed_first(update: RowUpdate) -> tuple[NDArray[np.int64] | None, NDArray[Any] | None]:
     """Return the long runs and their sums; nothing where that saves no reading."""
     runs, sources, gradients = update.occurrences, update.occurrences.sources, update.gradients
-    if not update.optimizer.accumulate or gradients.nbytes < _GRADIENT_BYTES:
+    if not update.optimizer.accumulate or gradients.nbytes < GRADIENT_BYTES:
         return None, None
     least = _TIMES_READ * len(gradients)
     occurrences = runs.run_splits.item(-1) - runs.run_splits.item(0)

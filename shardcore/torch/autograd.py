@@ -10,19 +10,18 @@ the lookup and not to the update.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Literal, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.autograd.function import once_differentiable
 
+from shardcore.engine.embedding import ShardedEmbedding
 from shardcore.engine.handle import Lookup
 from shardcore.errors import ShardcoreRuntimeError
+from shardcore.optimizer.base import Optimizer
 from shardcore.torch.tensors import as_gradient, as_tensor
-
-if TYPE_CHECKING:
-    from shardcore.torch.module import EngineModule
 
 __all__ = ["Held", "LookupCall", "as_tensors", "look_up"]
 
@@ -32,12 +31,27 @@ Held = dict[Lookup, list[NDArray[Any] | None]]
 _ANCHOR: Final = torch.empty(0, requires_grad=True)
 
 
+class Tables(Protocol):
+    """What a lookup needs of its module."""
+
+    update: Literal["backward", "step"]
+    optimizer: Optimizer | None
+    _engine: ShardedEmbedding
+    _held: Held
+
+    def _nest(self, leaves: Sequence[Any]) -> Any:
+        """Put what there is per feature into the engine's structure."""
+
+    def _flat(self, nested: Any) -> list[Any]:
+        """Undo that."""
+
+
 class LookupCall:
     """One lookup of a module, and what its gradients are to do.
 
     Parameters
     ----------
-    module : EngineModule
+    module : Tables
     leaves : sequence
         The ids per feature, as the engine takes them.
     weights : sequence of (array or None), or None
@@ -66,7 +80,7 @@ class LookupCall:
 
     def __init__(
         self,
-        module: EngineModule,
+        module: Tables,
         leaves: Sequence[Any],
         weights: Sequence[NDArray[Any] | None] | None,
         tables: Sequence[str],

@@ -1,0 +1,1 @@
+cdef tuple plain_parts(leaf)
