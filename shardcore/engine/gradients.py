@@ -22,7 +22,7 @@ from shardcore.engine.max_gradients import MaxGradient, at_occurrences
 from shardcore.engine.tables import PlannedTable
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
 from shardcore.features.planned import PlannedFeature
-from shardcore.optimizer.base import Optimizer, hyper_at
+from shardcore.optimizer.base import Optimizer, constant_hyper, hyper_at
 from shardcore.optimizer.hyperparameters import LearningRate, evaluate_learning_rate
 from shardcore.store.finite import all_finite
 from shardcore.validation.arrays import as_floats, read_array
@@ -247,7 +247,7 @@ def hyper_of_each(optimizers: Sequence[Optimizer], step: int) -> dict[int, tuple
     for optimizer in optimizers:
         key = id(optimizer)
         if key not in found and key not in others:
-            constant = optimizer.constant_hyper
+            constant = constant_hyper(optimizer)
             if constant is None:
                 others[key] = optimizer
             else:

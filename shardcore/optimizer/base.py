@@ -137,7 +137,7 @@ from shardcore.optimizer.hyperparameters import (
 )
 from shardcore.optimizer.slots import SlotSpec, comparable, described_value, shown
 
-__all__ = ["Optimizer", "hyper_at"]
+__all__ = ["Optimizer", "constant_hyper", "hyper_at"]
 
 
 def _is_same(value: object, usual: object) -> bool:
@@ -284,8 +284,7 @@ class Optimizer(metaclass=OptimizerMeta):
         )
 
     @cached_property
-    def constant_hyper(self) -> tuple[float, ...] | None:
-        """What `hyper` returns at every step; None where a parameter is more than a number."""
+    def _constant_hyper(self) -> tuple[float, ...] | None:
         values = [getattr(self, name) for name in self.hyper_names]
         own = type(self).hyper is not Optimizer.hyper
         if own or not all(type(value) in (bool, int, float) for value in values):
@@ -441,6 +440,14 @@ class Optimizer(metaclass=OptimizerMeta):
             if name not in usual or not _is_same(value, usual[name])
         )
         return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def constant_hyper(optimizer: Optimizer) -> tuple[float, ...] | None:
+    """Return what `Optimizer.hyper` returns at every step; None where it may change.
+
+    The same tuple every time.
+    """
+    return optimizer._constant_hyper
 
 
 def hyper_at(optimizer: Optimizer, step: int) -> tuple[float, ...]:

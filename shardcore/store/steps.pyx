@@ -203,15 +203,15 @@ cdef class StoreSteps:
         cdef _Table table
         cdef Py_ssize_t at, unique = 0, work = 0
         cdef list made = [], locks = []
-        optimizer = dtype = rates = rule = None
+        optimizer = dtype = rule = None
         stochastic, seed = False, 0
         staged = StagedUpdates()
         add = staged.together.add
         for at in range(len(self.tables)):
             table, occurrences = <_Table>self.tables[at], batch.occurrences[at]
-            if not (table.optimizer is optimizer and hyper[at] is rates and table.dtype is dtype):
-                optimizer, rates, dtype = table.optimizer, hyper[at], table.dtype
-                rule, stochastic = rule_of(optimizer, rates, dtype, table.working)
+            if not (table.optimizer is optimizer and table.dtype is dtype):
+                optimizer, dtype = table.optimizer, table.dtype
+                rule, stochastic = rule_of(optimizer, hyper[at], dtype, table.working)
             if stochastic:
                 seed = step_seed(seeds(at), step)
             rows = occurrences.rows

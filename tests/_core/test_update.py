@@ -534,7 +534,7 @@ def test_rows_one_by_one_are_those_of_the_pure_form(
     """Of one gradient, some or many; zeros of both signs in rows and gradients are no exception."""
     pace = PACE._replace(row_by_row=True, sections=sections, block=4)
     monkeypatch.setattr(update_module, "PACE", pace)
-    monkeypatch.setattr(update_module, "_GRADIENT_BYTES", 0)  # so that long runs are summed first
+    monkeypatch.setattr(update_module, "GRADIENT_BYTES", 0)  # so that long runs are summed first
     rng = np.random.default_rng(dim)
     lengths = rng.choice([1, 1, 1, 2, 5, 70], 100)
     batch = runs_of_lengths(rng, lengths, 300, True, weighted)

@@ -170,7 +170,7 @@ def test_tables_are_locked_for_a_part_of_a_step(
 ) -> None:
     """Lookups wait while some tables are updated, not until all are."""
     locked_together: list[int] = []
-    monkeypatch.setattr(table_module, "_TOGETHER", together)
+    monkeypatch.setattr(table_module, "TOGETHER", together)
 
     def write_all(locks: Any, *rest: Any) -> Any:
         locked_together.append(len(locks))

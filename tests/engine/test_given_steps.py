@@ -21,6 +21,7 @@ from shardcore.dtypes import as_dtype
 from shardcore.engine.given_steps import GivenBatch, GivenSteps
 from shardcore.errors import ShardcoreError, ShardcoreValueError
 from shardcore.store.given_bags import DIVIDED
+from shardcore.store.lock import write_all
 from shardcore.store.occurrences import FEW_OCCURRENCES
 from shardcore.store.steps import StoreStep, StoreSteps
 from shardcore.store.table import StoreTable
@@ -329,15 +330,18 @@ def test_what_is_more_than_a_step_finds_a_batch_as_any_other() -> None:
     }
     for mend in (lambda engine: engine, without):
         engine = mend(sc.ShardedEmbedding(configs, sc.optimizers.SGD(0.5)))
-        lookup = engine.lookup({"a": (IDS, SPLITS), "b": np.array([[3, 1]])})
-        lookup.apply_gradients({"a": ONES, "b": None})
+        features = {"a": (IDS, SPLITS), "b": np.array([[3, 1]])}
+        engine.lookup(features).apply_gradients({"a": ONES, "b": None})
         assert engine.tables["a"][IDS, 0].tolist() == [0.75, 1.75, 3.5]
         assert engine.tables["b"][:, 0].tolist() == [0, 1, 2, 3, 4]
-        engine.enqueue({"a": (IDS, SPLITS), "b": np.array([[3, 1]])})
+        engine.enqueue(features)
         engine.dequeue()
-        engine.apply_gradients({"a": ONES, "b": ONES[:1]})
+        gradients = {"a": ONES, "b": ONES[:1]}
+        engine.apply_gradients(gradients)
         assert engine.tables["b"][:, 0].tolist() == [0, 0.75, 2, 2.75, 4]
         assert (engine.step, engine.metrics()["unique_rows"]) == (2, 3 + 5)
+        found = engine.lookup(features).apply_gradients(gradients, weight_gradients=True)
+        assert found == {"a": None, "b": None}
 
 
 def test_arrays_that_change_after_the_lookup_change_nothing() -> None:
@@ -406,6 +410,33 @@ def test_other_tables_and_backends_make_steps_as_ever(options: dict[str, Any]) -
     engine.close()
 
 
+def test_a_backend_is_asked_for_steps_that_it_can_make() -> None:
+    for options, makes in (
+        ({}, True),
+        ({"table": {"max_norm": 1.0}}, False),
+        ({"optimizer": sc.optimizers.Adam(0.1, lazy_adam=False)}, False),
+    ):
+        engine = one(**options)
+        engine.build()
+        found = engine._backend.steps(["t"], [(0,)], [DIVIDED["sum"]], True)
+        assert (found is not None) == makes
+
+
+def test_chance_is_that_of_each_table() -> None:
+    optimizer = sc.optimizers.SGD(0.001, stochastic_rounding=True)
+    found = []
+    for mend in (lambda engine: engine, without):
+        tables = [
+            sc.TableConfig(ROWS, 8, dtype=np.float16, combiner="sum", name=name) for name in "ab"
+        ]
+        engine = mend(sc.ShardedEmbedding([sc.FeatureConfig(one) for one in tables], optimizer))
+        for _ in range(3):
+            lookup = engine.lookup([np.arange(ROWS)] * 2)
+            lookup.apply_gradients([np.ones((ROWS, 8), np.float32)] * 2)
+        found.append([engine.tables[name].numpy().tobytes() for name in "ab"])
+    assert found[0] == found[1]
+
+
 def test_a_table_without_an_optimizer_has_others_make_steps_as_ever() -> None:
     tables = [
         sc.TableConfig(5, 2, name=name, optimizer=optimizer, combiner="sum")
@@ -429,24 +460,28 @@ def test_tables_go_when_an_engine_is_closed() -> None:
     assert "dropped" in repr(waiting)
 
 
-def test_many_tables_are_updated_some_at_a_time() -> None:
-    """Lookups wait for those that are updated at once: each of these is beyond the limit itself."""
-    dim = 1 << 14
+def test_many_tables_are_updated_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lookups wait for those that are updated at once: two of three are beyond the limit."""
+    together: list[int] = []
+
+    def locked(locks: Any, call: Callable[[], None]) -> None:
+        together.append(len(locks))
+        write_all(locks, call)
+
+    monkeypatch.setattr("shardcore.store.steps.write_all", locked)
+    dim = 1 << 13
     tables = [sc.TableConfig(2000, dim, combiner="sum", name=f"t{at}") for at in range(3)]
     engine = sc.ShardedEmbedding(
         [sc.FeatureConfig(table) for table in tables], sc.optimizers.SGD(0.5)
     )
-    bags = np.arange(1500), np.array([0, 1500])
+    bags = np.arange(1500), np.array([0, 1500])  # work of 3,000 times the columns
     lookup = engine.lookup([bags] * 3)
-    assert is_given(lookup)
     before = engine.tables["t2"][1499, 0]
-    batch = lookup._pending.batch
-    staged = batch.stage([np.ones((1, dim), np.float32)] * 3, 1)
-    assert staged is not None
-    assert staged.compiled == (sc.get_num_threads() == 1)
+    assert is_given(lookup)
     lookup.apply_gradients([np.ones((1, dim), np.float32)] * 3)
+    assert together == [2, 1]
     assert engine.tables["t2"][1499, 0] == np.float32(before) - np.float32(0.5)
-    assert engine.step == 1
+    assert engine.metrics()["unique_rows"] == 4500
 
 
 def test_steps_are_not_copied() -> None:

@@ -86,7 +86,7 @@ def test_every_kernel_of_offsets_and_store_has_a_twin() -> None:
     # Checks return what they are given, or a copy of it; `reduce_bags` and `reduce_bags_at` write
     # what `segment_reduce` returns; `every_row` and `updated` are NumPy around kernels that have
     # twins; `is_plain` is about dtypes only,
-    # `has_few_rows` about sizes.
+    # `has_few_rows` about sizes, and `rule_of` about optimizers.
     without = {
         "as_max_norm",
         "check_row_splits",
@@ -98,6 +98,7 @@ def test_every_kernel_of_offsets_and_store_has_a_twin() -> None:
         "place_in",
         "reduce_bags",
         "reduce_bags_at",
+        "rule_of",
         "updated",
     }
     assert public - without <= set(reference.__all__)
