@@ -412,8 +412,8 @@ def _stages(backend: Backend) -> bool:
 
 
 def _makes_steps(backend: Backend) -> bool:
-    """Return whether a backend may make whole steps: not where a subclass has a part of its own."""
-    return _is_last_word(backend, "steps", ("lookup", "stage", "apply"))
+    """Return whether a backend that stages updates may make whole steps: as `_stages`."""
+    return _is_last_word(backend, "steps", ("lookup", "stage"))
 
 
 def _is_last_word(backend: Backend, method: str, others: Sequence[str]) -> bool:

@@ -422,6 +422,22 @@ def test_a_backend_is_asked_for_steps_that_it_can_make() -> None:
         assert (found is not None) == makes
 
 
+def test_tables_of_several_dtypes_have_rules_of_their_own() -> None:
+    """Though they share an optimizer."""
+    found = []
+    for mend in (lambda engine: engine, without):
+        tables = [
+            sc.TableConfig(ROWS, 8, dtype=dtype, combiner="sum", name=dtype)
+            for dtype in ("float32", "float64", "float16")
+        ]
+        optimizer = sc.optimizers.Adagrad(0.5)
+        engine = mend(sc.ShardedEmbedding([sc.FeatureConfig(one) for one in tables], optimizer))
+        lookup = engine.lookup([np.arange(ROWS)] * 3)
+        lookup.apply_gradients([np.ones((ROWS, 8), one.dtype) for one in lookup.activations])
+        found.append([engine.tables[one.name].numpy().tobytes() for one in tables])
+    assert found[0] == found[1]
+
+
 def test_chance_is_that_of_each_table() -> None:
     optimizer = sc.optimizers.SGD(0.001, stochastic_rounding=True)
     found = []
@@ -452,11 +468,15 @@ def test_tables_go_when_an_engine_is_closed() -> None:
     lookup.apply_gradients(ONES)
     waiting = engine.lookup((IDS, SPLITS))
     backend: Any = engine._backend
-    (table,) = (weakref.ref(one) for one in backend._tables.values())
-    del backend
+    (table,) = backend._tables.values()
+    memory = table.rows
+    while isinstance(memory.base, np.ndarray):
+        memory = memory.base
+    gone = weakref.ref(memory)
+    del backend, table, memory
     engine.close()
     gc.collect()
-    assert table() is None
+    assert gone() is None
     assert "dropped" in repr(waiting)
 
 
