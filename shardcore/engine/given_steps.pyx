@@ -106,11 +106,13 @@ cdef class GivenSteps:
     cdef readonly list features
     cdef readonly list tables
     cdef list plain             # of each table: whether its gradients are those of a feature as they are
+    cdef list letters           # of each feature: NumPy's for the type of its gradients
     cdef bint check
 
     def __init__(self, inputs, list tables, steps, bint check, int as_they_are):
         self.inputs, self.features, self.tables, self.check = inputs, inputs.features, tables, check
         self.steps, self.look_up_bags = steps, steps.look_up
+        self.letters = [ord(feature.value.char) for feature in self.features]
         self.plain = [
             len(table.features) == 1 and self.features[table.features[0]].divided == as_they_are
             for table in tables
@@ -188,21 +190,20 @@ cdef class GivenSteps:
 
     cdef object plain_gradient(self, leaf, GivenBatch batch, Py_ssize_t at):
         """Return a gradient as (bags, dim), or None, unless it is as kernels read it."""
-        cdef Plain plain, wanted
-        cdef object shape = (<tuple>batch.parts[at])[1]
-        out = batch.step.activations[at]
-        found_plain(out, False, &wanted)
+        cdef Plain plain
+        cdef object batch_shape = (<tuple>batch.parts[at])[1]
+        cdef Py_ssize_t bags, dim
+        bags, dim = <tuple>batch.step.shapes[at]
         if not (type(leaf) is _array and found_plain(leaf, False, &plain)
-                and plain.letter == wanted.letter):
+                and plain.letter == <int>self.letters[at]):
             return None
-        if shape is None or len(shape) == 1:
-            if (plain.ndim != 2 or plain.shape[0] != wanted.shape[0]
-                    or plain.shape[1] != wanted.shape[1]):
+        if batch_shape is None or len(batch_shape) == 1:
+            if plain.ndim != 2 or plain.shape[0] != bags or plain.shape[1] != dim:
                 return None
             return leaf[...]    # a view whose shape only we can change
-        if leaf.shape != (*shape, wanted.shape[1]):
+        if leaf.shape != (*batch_shape, dim):
             return None
-        return leaf.reshape(-1, wanted.shape[1])
+        return leaf.reshape(bags, dim)
 
     def seed(self, at):
         """Return the seed of a table."""

@@ -367,6 +367,8 @@ class Optimizer(metaclass=OptimizerMeta):
     def compiled(self, dtype: Any) -> UpdateFunction | None:
         """Return the compiled form of `update` for tables of `dtype`, or None if there is none.
 
+        What it returns may be used for any number of steps.
+
         Parameters
         ----------
         dtype : dtype

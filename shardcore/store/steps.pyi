@@ -13,6 +13,7 @@ __all__ = ["StoreStep", "StoreSteps"]
 class StoreStep:
     copies: list[tuple[NDArray[Any], NDArray[Any] | None]]
     activations: list[NDArray[Any]]
+    shapes: list[tuple[int, int]]
     occurrences: list[Occurrences]
     ids: int
 

@@ -48,8 +48,10 @@ cdef class StoreStep:
     ----------
     copies : list of (ids, row_splits or None)
         Of each feature's bags; None where they were not to be copied.
-    activations : list of ndarray, shape (bags, dim)
+    activations : list of ndarray
         Of each feature.
+    shapes : list of (bags, dim)
+        Theirs, as they were made: a caller may change what he is given.
     occurrences : list of Occurrences
         Of each table.
     ids : int
@@ -58,6 +60,7 @@ cdef class StoreStep:
 
     cdef readonly list copies
     cdef readonly list activations
+    cdef readonly list shapes
     cdef readonly list occurrences
     cdef readonly Py_ssize_t ids
 
@@ -115,7 +118,7 @@ cdef class StoreSteps:
         Parameters
         ----------
         bags : list of (ids, row_splits, copied)
-            Of each feature, as `BagsToTake.add` takes them; row splits that are not `copied` are right.
+            Of each feature, as `BagsToTake.add` takes them; row splits that are not `copied` are ours.
 
         Returns
         -------
@@ -124,7 +127,7 @@ cdef class StoreSteps:
         """
         cdef _Table table
         cdef StoreStep step = StoreStep.__new__(StoreStep)
-        cdef Py_ssize_t at, count, bytes
+        cdef Py_ssize_t at, ids, count
         cdef Py_ssize_t shape[2]
         cdef Plain plain
         if not self.are_few(bags):
@@ -140,7 +143,7 @@ cdef class StoreSteps:
             return None
         lookups, sorts = Lookups(), BagSorts()
         add = lookups.kernel.add
-        step.activations = [None] * len(bags)
+        step.activations, step.shapes = [None] * len(bags), [None] * len(bags)
         for table in self.tables:
             count = 0
             for at in table.features:
@@ -149,15 +152,17 @@ cdef class StoreSteps:
                     row_splits = (<tuple>bags[at])[1]
                 found_plain(row_splits, False, &plain)
                 shape[0], shape[1] = plain.size - 1, table.dim
-                count += PyArray_DIM(<PyArrayObject*><void*>own, 0)
-                if count > FEW:     # as another thread has given an array another shape
+                ids = PyArray_DIM(<PyArrayObject*><void*>own, 0)
+                count += ids
+                # Another thread may have given an array another shape, since it was looked at.
+                if count > FEW or (<const int64_t*>plain.start)[plain.size - 1] != ids:
                     return None
                 if shape[0] * shape[1] * table.itemsize < OF_THE_POOL:
                     out = new_array(2, shape, table.type_number, False)
                 else:
                     out = pool.empty((shape[0], shape[1]), table.working)
                 add(table.found, own, row_splits, None, None, out, self.divided[at])
-                step.activations[at] = out
+                step.activations[at], step.shapes[at] = out, (shape[0], shape[1])
                 if at == table.features[0]:
                     sorts.add(own, row_splits, table.rows, len(table.features) == 1)
                 else:

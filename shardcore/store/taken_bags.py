@@ -21,7 +21,7 @@ Ints = NDArray[np.int32] | NDArray[np.int64]
 _INT32: Final = np.dtype(np.int32)
 _INT64: Final = np.dtype(np.int64)
 
-MOST_NARROW: Final = 1 << 31
+_MOST_NARROW: Final = 1 << 31
 """Rows of a table whose ids fit 32 bits."""
 
 _SHARE: Final = 1 << 17
@@ -76,7 +76,7 @@ class BagsToTake:
             False: ids are no plain array (n,) of int32 or int64, or row splits none of int64; then
             nothing was added.
         """
-        return self._bags.add(ids, row_splits, num_rows, narrow and num_rows <= MOST_NARROW)
+        return self._bags.add(ids, row_splits, num_rows, narrow and num_rows <= _MOST_NARROW)
 
     def take(self) -> list[tuple[Ints, NDArray[np.int64] | None]]:
         """Return the copies of ids and of row splits, of the bags in the order of their `add`.

@@ -357,6 +357,19 @@ def test_arrays_that_change_after_the_lookup_change_nothing() -> None:
         assert engine.tables["t"][[1, 2], 0].tolist() == [0.5, 1.5]
 
 
+def test_activations_that_a_caller_changes_say_nothing_of_gradients() -> None:
+    engine = one()
+    lookup = engine.lookup((IDS, SPLITS))
+    assert is_given(lookup)
+    found = lookup.activations
+    found.resize((1, 2), refcheck=False)
+    told = "gradients must have the shape of the activations, (2, 2), got (1, 2)"
+    with pytest.raises(ShardcoreValueError, match=f"^{re.escape(told)}$"):
+        lookup.apply_gradients(ONES[:1])
+    lookup.apply_gradients(ONES)
+    assert engine.tables["t"][IDS, 0].tolist() == [0.5, 1.5, 3.5]
+
+
 def test_a_restore_moves_the_seeds_of_chance(tmp_path: Any) -> None:
     optimizer = sc.optimizers.SGD(0.001, stochastic_rounding=True)
     options = {"table": {"dtype": np.float16}, "optimizer": optimizer}
@@ -478,6 +491,16 @@ def test_tables_go_when_an_engine_is_closed() -> None:
     gc.collect()
     assert gone() is None
     assert "dropped" in repr(waiting)
+
+
+def test_ids_that_have_become_more_or_fewer_are_left_to_all_others() -> None:
+    """Another thread may give a dense array another shape once its row splits were made."""
+    table = StoreTable(4, 2, np.dtype("float32"), sc.optimizers.SGD(0.5))
+    steps = StoreSteps([table], [sc.optimizers.SGD(0.5)], [(0,)], [DIVIDED["sum"]], True, print)
+    splits = np.array([0, 1, 2])
+    for ids, looked_up in (([1, 3], True), ([1], False), ([1, 3, 0], False), ([], False)):
+        found = steps.look_up([(np.array(ids, np.int64), splits, False)])
+        assert (found is not None) == looked_up
 
 
 def test_many_tables_are_updated_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
