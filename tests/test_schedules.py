@@ -175,17 +175,20 @@ def test_methods_are_one_callable_and_equal_objects_are_two():
     assert (first.asked, second.asked) == (1, 1)
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class Own(sc.Optimizer):
+    """An optimizer with hyper-parameters of its own."""
+
+    learning_rate: float = 1.0
+
+    def hyper(self):
+        return (7.0,)
+
+    def update(self, grad, rows, slots, hyper, step, row_ids):
+        return rows - hyper[0], {}
+
+
 def test_a_hyper_of_ones_own_is_asked():
-    @dataclass(frozen=True, eq=False, repr=False)
-    class Own(sc.Optimizer):
-        learning_rate: float = 1.0
-
-        def hyper(self):
-            return (7.0,)
-
-        def update(self, grad, rows, slots, hyper, step, row_ids):
-            return rows - hyper[0], {}
-
     own, usual = Own(), sc.optimizers.SGD(0.5)
     assert hyper_parameters([own, usual, own], 3) == {own: (7.0,), usual: usual.hyper()}
 
@@ -203,16 +206,6 @@ def test_parameters_that_are_numbers_are_read_once():
     assert {type(value) for value in found} == {float}
     assert constant_hyper(optimizer) is found
     assert constant_hyper(sc.optimizers.SGD(lambda: 0.5)) is None
-
-    @dataclass(frozen=True, eq=False, repr=False)
-    class Own(sc.Optimizer):
-        learning_rate: float = 1.0
-
-        def hyper(self):
-            return (7.0,)
-
-        def update(self, grad, rows, slots, hyper, step, row_ids):
-            return rows - hyper[0], {}
 
     assert constant_hyper(Own()) is None
     engine = two_tables(Own(), optimizer)
