@@ -101,8 +101,8 @@ cdef class Updates(Shares):
         PyMem_Free(self.targets)
         PyMem_Free(self.own_scratch)
 
-    def add(self, StoredRows stored, UpdateRule rule, int64_t step, unique__u, row_ids__u, run_splits, sources__n,
-            gains__n, gradients__gd, bint stochastic, uint64_t seed, long__h, sums__hd):
+    def add(self, StoredRows stored, UpdateRule rule, int64_t step, unique__u, row_ids__u, run_splits,
+            sources__n, gains__n, gradients__gd, bint stochastic, uint64_t seed, long__h, sums__hd):
         """Add the update of a table by a rule, in one step.
 
         Rows `unique__u` (u,) are distinct and ascending, and called `row_ids__u` in the whole table;

@@ -276,7 +276,7 @@ def look_up(call: LookupCall, weights: Sequence[Any] | None, updates: bool) -> t
     """
     found: tuple[Any, ...]
     if weights is None:
-        found = _Lookup.apply(_ANCHOR if updates else None, call)
+        found = _Lookup.apply(_ANCHOR, call)  # rows are all that could ask for a gradient
         return found
     anchor: Any = None
     if updates:
