@@ -7,6 +7,7 @@ index on the block; so transposed advanced indices, masks, ellipses and broadcas
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -136,9 +137,14 @@ def select(shape: tuple[int, ...], index: Any, *, distinct: bool) -> Selection:
     range(6, 0, -2)
     """
     with numpy_errors(f"index is not valid for shape {shape}"):
-        if type(index) is slice:  # half of the time of a few rows would be spent on the other axes
+        # Half of the time of a few rows would be spent on the axes that these leave as they are.
+        if type(index) is slice:
             rows = range(shape[0])[index]
             return Selection(rows, (slice(None),), (len(rows), *shape[1:]), 0, True)
+        single = isinstance(index, (int, np.integer)) and not isinstance(index, bool)
+        if single and -shape[0] <= index < shape[0]:
+            row = int(index) % shape[0]
+            return Selection(range(row, row + 1), (0,), shape[1:], 0, False)
         items = _normalise(index)
         answer = _answer_shape(shape, items)
     at = _first_axis(items, len(shape))
@@ -291,7 +297,7 @@ def row_blocks(num_rows: int, store: RowStore) -> Iterator[slice]:
         For 0 there is one, empty slice.
     store : RowStore
     """
-    row_bytes = store.dtype.itemsize * int(np.prod(store.row_shape, dtype=np.int64))
+    row_bytes = store.dtype.itemsize * math.prod(store.row_shape)
     length = max(1, BLOCK_BYTES // max(1, row_bytes))
     for start in range(0, max(num_rows, 1), length):
         yield slice(start, min(start + length, num_rows))

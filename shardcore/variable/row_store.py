@@ -211,11 +211,13 @@ class ArrayRowStore:
                 at += len(part)
             return
         step, start, stop = len(self._arrays), rows.start, rows.stop
-        for shard, array in enumerate(self._arrays):
-            first = (shard - start) % step
-            local_start = (start + first) // step
+        for first in range(min(step, stop - start)):
+            local_start, shard = divmod(start + first, step)
             count = len(range(start + first, stop, step))
-            yield slice(first, None, step), array[local_start : local_start + count]
+            yield (
+                slice(first, None, step),
+                self._arrays[shard][local_start : local_start + count],
+            )
 
     def _views(self, rows: range) -> list[NDArray[Any]]:
         """Return, of each shard in a range, a view of its rows; of contiguous layouts."""
