@@ -141,7 +141,9 @@ def select(shape: tuple[int, ...], index: Any, *, distinct: bool) -> Selection:
         if type(index) is slice:
             rows = range(shape[0])[index]
             return Selection(rows, (slice(None),), (len(rows), *shape[1:]), 0, True)
-        single = isinstance(index, (int, np.integer)) and not isinstance(index, bool)
+        single = isinstance(index, (int, np.integer))
+        # NumPy counts durations among the integers, and takes none for an index.
+        single = single and not isinstance(index, (bool, np.timedelta64))
         if single and -shape[0] <= index < shape[0]:
             row = int(index) % shape[0]
             return Selection(range(row, row + 1), (0,), shape[1:], 0, False)

@@ -127,6 +127,7 @@ def test_read_and_write_are_numpys(
         (([0, 1], [0, 1, 2]), ShardcoreIndexError, "shape mismatch: indexing arrays"),
         (1.5, ShardcoreIndexError, "boolean arrays are indices, got 1.5"),
         ("row", ShardcoreIndexError, "boolean arrays are indices, got 'row'"),
+        (np.timedelta64(1), ShardcoreIndexError, "boolean arrays are indices, got"),
         (np.array([0.5]), ShardcoreIndexError, "boolean arrays are indices, got array([0.5])"),
         ((None, {}), ShardcoreIndexError, "boolean arrays are indices, got {}"),
         (2**70, ShardcoreIndexError, "only integers, slices"),
