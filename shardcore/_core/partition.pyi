@@ -38,3 +38,9 @@ def group(
     row_splits: NDArray[int64],
     inverse__n: NDArray[int64],
 ) -> int: ...
+def count(
+    placement: Placement, ids__n: Ints, counts__s: NDArray[int64], inverse__n: NDArray[int64]
+) -> int: ...
+def place(
+    placement: Placement, places__s: NDArray[int64], local: Ints, inverse__n: NDArray[int64]
+) -> None: ...

@@ -7,7 +7,8 @@ a small table over the high bits of the id gives the first shard that can hold i
 An id's shard is found twice, once to count and once to place: that is cheaper than to keep n shards
 in memory. What is kept, in the place of the way back, is the ids themselves: they are the caller's,
 and another thread may write to them. Those below 2**31 are kept as int32, in the second half of that
-place, where the way back overwrites none that is still to be read. The loops are written once, for
+place, where the way back overwrites none that is still to be read. Of ids that are cut into parts,
+one for each thread, every part keeps its own in its own part of the way back. The loops are written once, for
 any `Way`; each call names a constant one, so that the compiler makes a loop for each, without a
 branch for the way inside.
 """
@@ -188,8 +189,8 @@ cdef Py_ssize_t locate_all(const index_t* ids__n, Py_ssize_t n, Rule rule,
     return locate_by(MOD_DIVIDE, ids__n, n, rule, shard__n, local__n)
 
 
-cdef inline void count_by(Way way, const own_t* ids__m, Py_ssize_t m, Rule rule,
-                          int64_t* counts, Py_ssize_t lane) noexcept nogil:
+cdef inline void count_block(Way way, const own_t* ids__m, Py_ssize_t m, Rule rule,
+                             int64_t* counts, Py_ssize_t lane) noexcept nogil:
     """Count into LANES histograms that lie `lane` apart; 0 makes them one."""
     cdef Py_ssize_t i = 0
     while i + LANES <= m:
@@ -203,16 +204,15 @@ cdef inline void count_by(Way way, const own_t* ids__m, Py_ssize_t m, Rule rule,
         i += 1
 
 
-cdef inline Py_ssize_t group_by(Way way, const index_t* ids__n, Py_ssize_t n, Rule rule,
-                                own_t* own__n, index_t* local__n, int64_t* row_splits,
+cdef inline Py_ssize_t count_by(Way way, const index_t* ids__n, Py_ssize_t n, Rule rule,
+                                own_t* own__n, int64_t* counts__s,
                                 int64_t* inverse__n) noexcept nogil:
-    """Do what `group` does; `own__n` lies in `inverse__n`, at its end."""
+    """Do what `count` does; `own__n` lies in `inverse__n`, at its end."""
     cdef int64_t[LANES * FEW] counts
-    cdef int64_t* histograms = row_splits + 1
-    cdef Py_ssize_t block, i, first, m, bad, lane = 0, shard, shards = rule.shards
-    cdef int64_t place, bad_id = 0
-    cdef Spot spot
-    memset(row_splits, 0, (shards + 1) * sizeof(int64_t))
+    cdef int64_t* histograms = counts__s
+    cdef Py_ssize_t block, first, m, bad, lane = 0, shard, shards = rule.shards
+    cdef int64_t bad_id = 0
+    memset(counts__s, 0, shards * sizeof(int64_t))
     if shards <= FEW and n >= LANES * shards:       # few ids are not worth more histograms
         lane = shards
         histograms = counts
@@ -223,25 +223,27 @@ cdef inline Py_ssize_t group_by(Way way, const index_t* ids__n, Py_ssize_t n, Ru
         if bad >= 0:
             inverse__n[first + bad] = bad_id
             return first + bad
-        count_by(way, own__n + first, m, rule, histograms, lane)
+        count_block(way, own__n + first, m, rule, histograms, lane)
     for shard in range(lane):
-        row_splits[shard + 1] = (counts[shard] + counts[lane + shard] + counts[2 * lane + shard]
-                                 + counts[3 * lane + shard])
-    for shard in range(shards):
-        row_splits[shard + 1] += row_splits[shard]
-    # row_splits[s] is where shard s starts; as its ids are placed it moves on to where it ends.
+        counts__s[shard] = (counts[shard] + counts[lane + shard] + counts[2 * lane + shard]
+                            + counts[3 * lane + shard])
+    return -1
+
+
+cdef inline void place_by(Way way, Py_ssize_t n, Rule rule, const own_t* own__n, int64_t* places__s,
+                          index_t* local__n, int64_t* inverse__n) noexcept nogil:
+    """Do what `place` does; `own__n` lies in `inverse__n`, at its end."""
+    cdef Py_ssize_t i
+    cdef int64_t place
+    cdef Spot spot
     for i in range(n):
         spot = spot_of(way, own__n[i], rule)
-        place = row_splits[spot.shard]
-        row_splits[spot.shard] = place + 1
+        place = places__s[spot.shard]
+        places__s[spot.shard] = place + 1
         # As a number: a pointer must not leave its array, an address to ask for may.
         prefetch_write(<const void*>(<size_t>&local__n[place] + BYTES_AHEAD))
         local__n[place] = <index_t>spot.local
         inverse__n[i] = place
-    for shard in range(shards - 1, 0, -1):      # the end of one shard is the start of the next
-        row_splits[shard] = row_splits[shard - 1]
-    row_splits[0] = 0
-    return -1
 
 
 cdef inline Py_ssize_t address_by(Way way, const index_t* ids__n, Py_ssize_t n, Rule rule,
@@ -283,30 +285,72 @@ cdef Py_ssize_t addresses_of(const Rule* rule, const index_t* ids__n, Py_ssize_t
     return address_all(ids__n, n, rule[0], bases__s, stride, addresses__n)
 
 
-cdef Py_ssize_t group_all(const index_t* ids__n, Py_ssize_t n, Rule rule, index_t* local__n,
-                      int64_t* row_splits, int64_t* inverse__n) noexcept nogil:
+cdef Py_ssize_t count_all(const index_t* ids__n, Py_ssize_t n, Rule rule, int64_t* counts__s,
+                          int64_t* inverse__n) noexcept nogil:
     cdef int32_t* narrow__n = <int32_t*>inverse__n + n
     if rule.way == BLOCKS:
-        return group_by(BLOCKS, ids__n, n, rule, narrow__n, local__n, row_splits, inverse__n)
+        return count_by(BLOCKS, ids__n, n, rule, narrow__n, counts__s, inverse__n)
     if rule.way == MOD:
-        return group_by(MOD, ids__n, n, rule, narrow__n, local__n, row_splits, inverse__n)
+        return count_by(MOD, ids__n, n, rule, narrow__n, counts__s, inverse__n)
     if index_t is int32_t:
-        return group_wide(ids__n, n, rule, narrow__n, local__n, row_splits, inverse__n)
+        return count_wide(ids__n, n, rule, narrow__n, counts__s, inverse__n)
     else:
-        return group_wide(ids__n, n, rule, inverse__n, local__n, row_splits, inverse__n)
+        return count_wide(ids__n, n, rule, inverse__n, counts__s, inverse__n)
 
 
-cdef inline Py_ssize_t group_wide(const index_t* ids__n, Py_ssize_t n, Rule rule, index_t* own__n,
-                                  index_t* local__n, int64_t* row_splits,
-                                  int64_t* inverse__n) noexcept nogil:
+cdef inline Py_ssize_t count_wide(const index_t* ids__n, Py_ssize_t n, Rule rule, index_t* own__n,
+                                  int64_t* counts__s, int64_t* inverse__n) noexcept nogil:
     """Do so in layouts whose ids may not fit int32."""
     if rule.way == COMPARE:
-        return group_by(COMPARE, ids__n, n, rule, own__n, local__n, row_splits, inverse__n)
+        return count_by(COMPARE, ids__n, n, rule, own__n, counts__s, inverse__n)
     if rule.way == SEARCH:
-        return group_by(SEARCH, ids__n, n, rule, own__n, local__n, row_splits, inverse__n)
+        return count_by(SEARCH, ids__n, n, rule, own__n, counts__s, inverse__n)
     if rule.way == MOD_RECIPROCAL:
-        return group_by(MOD_RECIPROCAL, ids__n, n, rule, own__n, local__n, row_splits, inverse__n)
-    return group_by(MOD_DIVIDE, ids__n, n, rule, own__n, local__n, row_splits, inverse__n)
+        return count_by(MOD_RECIPROCAL, ids__n, n, rule, own__n, counts__s, inverse__n)
+    return count_by(MOD_DIVIDE, ids__n, n, rule, own__n, counts__s, inverse__n)
+
+
+cdef void place_all(Py_ssize_t n, Rule rule, int64_t* places__s, index_t* local__n,
+                    int64_t* inverse__n) noexcept nogil:
+    cdef const int32_t* narrow__n = <const int32_t*>inverse__n + n
+    if rule.way == BLOCKS:
+        place_by(BLOCKS, n, rule, narrow__n, places__s, local__n, inverse__n)
+    elif rule.way == MOD:
+        place_by(MOD, n, rule, narrow__n, places__s, local__n, inverse__n)
+    elif index_t is int32_t:
+        place_wide(n, rule, narrow__n, places__s, local__n, inverse__n)
+    else:
+        place_wide(n, rule, <const index_t*>inverse__n, places__s, local__n, inverse__n)
+
+
+cdef inline void place_wide(Py_ssize_t n, Rule rule, const index_t* own__n, int64_t* places__s,
+                            index_t* local__n, int64_t* inverse__n) noexcept nogil:
+    """Do so in layouts whose ids may not fit int32."""
+    if rule.way == COMPARE:
+        place_by(COMPARE, n, rule, own__n, places__s, local__n, inverse__n)
+    elif rule.way == SEARCH:
+        place_by(SEARCH, n, rule, own__n, places__s, local__n, inverse__n)
+    elif rule.way == MOD_RECIPROCAL:
+        place_by(MOD_RECIPROCAL, n, rule, own__n, places__s, local__n, inverse__n)
+    else:
+        place_by(MOD_DIVIDE, n, rule, own__n, places__s, local__n, inverse__n)
+
+
+cdef Py_ssize_t group_all(const index_t* ids__n, Py_ssize_t n, Rule rule, index_t* local__n,
+                          int64_t* row_splits, int64_t* inverse__n) noexcept nogil:
+    cdef Py_ssize_t shard, shards = rule.shards
+    cdef Py_ssize_t bad = count_all(ids__n, n, rule, row_splits + 1, inverse__n)
+    if bad >= 0:
+        return bad
+    row_splits[0] = 0
+    for shard in range(shards):
+        row_splits[shard + 1] += row_splits[shard]
+    # row_splits[s] is where shard s starts; as its ids are placed it moves on to where it ends.
+    place_all(n, rule, row_splits, local__n, inverse__n)
+    for shard in range(shards - 1, 0, -1):      # the end of one shard is the start of the next
+        row_splits[shard] = row_splits[shard - 1]
+    row_splits[0] = 0
+    return -1
 
 
 # --- what Python calls -------------------------------------------------------------------------
@@ -379,7 +423,8 @@ def group(Placement placement not None, const index_t[::1] ids__n, index_t[::1] 
 
     ``ids[i]`` sits at ``local__n[inverse__n[i]]``. Two passes, of which the first reads the ids, each
     once, O(n + s). Return -1 or the first position out of range, where `inverse__n` then holds the
-    id; the outputs are unfinished.
+    id; the outputs are unfinished. The passes are `count` and `place`, too, with which the ids can be
+    cut into parts.
     """
     cdef Py_ssize_t bad = -1, n = inverse__n.shape[0]
     if n == 0:
@@ -389,3 +434,32 @@ def group(Placement placement not None, const index_t[::1] ids__n, index_t[::1] 
             bad = group_all(&ids__n[0], n, placement.rule, &local__n[0], &row_splits[0],
                             &inverse__n[0])
     return bad
+
+
+def count(Placement placement not None, const index_t[::1] ids__n, int64_t[::1] counts__s,
+          int64_t[::1] inverse__n):
+    """Count how many ids each shard has; keep them in `inverse__n`, for `place`. O(n + s).
+
+    Return -1 or the first position out of range, where `inverse__n` then holds the id.
+    """
+    cdef Py_ssize_t bad = -1, n = inverse__n.shape[0]
+    check_room(ids__n.shape[0], n)
+    if n == 0:
+        counts__s[:] = 0
+    else:
+        with nogil:
+            bad = count_all(&ids__n[0], n, placement.rule, &counts__s[0], &inverse__n[0])
+    return bad
+
+
+def place(Placement placement not None, int64_t[::1] places__s, index_t[::1] local,
+          int64_t[::1] inverse__n):
+    """Write the local row of each id that `count` has kept, and in its stead the place. O(n).
+
+    The ids of shard s are placed from ``places__s[s]`` on, which moves on to where they end. `local`
+    is of the ids' dtype and has room for those of all parts.
+    """
+    cdef Py_ssize_t n = inverse__n.shape[0]
+    if n > 0:
+        with nogil:
+            place_all(n, placement.rule, &places__s[0], &local[0], &inverse__n[0])
