@@ -51,10 +51,11 @@ UPDATE = (
 UTILITY = f"{CORE}._cyutility"  # memoryview support code, compiled once for all kernels
 KERNELS = ["bag_max", "constants", "cpu", "hashing", "occurrences", "offsets", "partition"]
 KERNELS += ["random", "routing", "slices", "taken_bags", "triples"]
-STORE = ["companion", "lock", "steps", "tally", "work"]  # threads; what no interrupt may split
+STORE = ["steps"]  # of few bags in many tables
+THREADS = ["companion", "lock", "tally", "work"]  # what no interrupt may split
 ENGINE = ["given_lookups", "given_steps", "life"]  # what every call of an engine comes through
 
-THREADING = [f"shardcore/store/{name}.h" for name in ("companion", "cores")]
+THREADING = [f"shardcore/threads/{name}.h" for name in ("companion", "cores")]
 
 # One body (a .pxi) compiled for several instruction sets; the best that runs here is picked when
 # the store is imported. Floating contraction is off in all of them, so they agree bit for bit.
@@ -245,8 +246,10 @@ def source_in_c(extension: Extension) -> Extension:
 extensions = [kernel(UTILITY, "shardcore/_core/_cyutility.c")]
 extensions += [kernel(f"{CORE}.{name}", f"shardcore/_core/{name}.pyx") for name in KERNELS]
 extensions += [
-    kernel(f"shardcore.store.{name}", f"shardcore/store/{name}.pyx", *THREADING) for name in STORE
+    kernel(f"shardcore.threads.{name}", f"shardcore/threads/{name}.pyx", *THREADING)
+    for name in THREADS
 ]
+extensions += [kernel(f"shardcore.store.{name}", f"shardcore/store/{name}.pyx") for name in STORE]
 extensions += [
     kernel(f"shardcore.engine.{name}", f"shardcore/engine/{name}.pyx") for name in ENGINE
 ]

@@ -69,7 +69,7 @@ from shardcore.sharding.partitioners import (
     min_max_variable_partitioner,
     variable_axis_size_partitioner,
 )
-from shardcore.store.threads import get_num_threads, set_num_threads
+from shardcore.threads.team import get_num_threads, set_num_threads
 from shardcore.variable.partitioned import create_partitioned_variables
 from shardcore.variable.variable import ShardedVariable, create_variable
 

@@ -9,7 +9,8 @@ import numpy as np
 import shardcore
 from shardcore._core import cpu
 from shardcore.plugins import registry
-from shardcore.store import instruction_set, threads
+from shardcore.store import instruction_set
+from shardcore.threads import team
 
 __all__ = ["describe", "describe_machine"]
 
@@ -49,5 +50,5 @@ def describe_machine() -> list[str]:
         f"platform       {platform.platform()}",
         f"CPU features   {', '.join(features) or 'none that matter here'}",
         f"kernels        {instruction_set.NAME}: {instruction_set.REASON}",
-        f"threads        {threads.get_num_threads()}",
+        f"threads        {team.get_num_threads()}",
     ]

@@ -109,8 +109,8 @@ from shardcore.backend.messages import (
 from shardcore.backend.process_group import ProcessGroup
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError, shown
 from shardcore.sharding.layout import Layout
-from shardcore.store.tally import Tally
-from shardcore.store.work import InTurn, uninterrupted
+from shardcore.threads.tally import Tally
+from shardcore.threads.work import InTurn, uninterrupted
 
 if TYPE_CHECKING:
     from shardcore.store.steps import StoreSteps

@@ -18,7 +18,7 @@ from shardcore.checkpoint.sharding import ShardingCallback
 from shardcore.checkpoint.state import Checkpointable, RestorePlan, SavedTensor
 from shardcore.checkpoint.writer import write_step
 from shardcore.errors import ShardcoreRuntimeError, ShardcoreTypeError, ShardcoreValueError
-from shardcore.store.work import changed_here, uninterrupted
+from shardcore.threads.work import changed_here, uninterrupted
 
 __all__ = ["Checkpoint"]
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from shardcore.backend.base import Backend
 from shardcore.backend.messages import TableSpec
 from shardcore.errors import ShardcoreRuntimeError
-from shardcore.store.lock import Mutex
+from shardcore.threads.lock import Mutex
 
 __all__ = ["Building"]
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
-from shardcore.store.lock import Mutex
-from shardcore.store.tally import Tally
+from shardcore.threads.lock import Mutex
+from shardcore.threads.tally import Tally
 
 __all__ = ["Counters"]
 

@@ -11,7 +11,7 @@ from shardcore.features.plain import even_splits, plain_bags, plain_weights
 from shardcore.memory import pool
 
 from shardcore.engine.life cimport Life
-from shardcore.store.lock cimport Caller, caller
+from shardcore.threads.lock cimport Caller, caller
 
 include "plain_arrays.pxi"
 

@@ -7,7 +7,7 @@ from shardcore.engine.inputs import Inputs
 from shardcore.engine.tables import PlannedTable
 from shardcore.features.prepared import PreparedFeature
 from shardcore.store.steps import StoreSteps
-from shardcore.store.work import InTurn
+from shardcore.threads.work import InTurn
 
 __all__ = ["GivenBatch", "GivenSteps"]
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from shardcore.backend.messages import TableBatch
 from shardcore.errors import ShardcoreRuntimeError
 from shardcore.features.prepared import PreparedFeature
-from shardcore.store.work import Ticket, set_once
+from shardcore.threads.work import Ticket, set_once
 
 __all__ = ["APPLIED", "DROPPED", "FAILED", "READ", "REFUSED", "RESTORED", "Batch", "PreparedBatch"]
 __all__ += ["BatchesInFlight", "Pending"]

@@ -1,6 +1,6 @@
 """What a compiled call of an engine needs of its life."""
 
-from shardcore.store.lock cimport Caller, Mutex, ReadWriteLock
+from shardcore.threads.lock cimport Caller, Mutex, ReadWriteLock
 
 cdef class Life:
     cdef public bint closed

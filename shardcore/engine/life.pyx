@@ -5,9 +5,9 @@ step, not in seven calls of Python functions.
 """
 
 from shardcore.errors import ShardcoreRuntimeError
-from shardcore.store.lock import call_inside
+from shardcore.threads.lock import call_inside
 
-from shardcore.store.lock cimport Caller, Mutex, ReadWriteLock, caller
+from shardcore.threads.lock cimport Caller, Mutex, ReadWriteLock, caller
 
 __all__ = ["Life"]
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from shardcore.errors import ShardcoreRuntimeError
-from shardcore.store.work import Line, Ticket, uninterrupted
+from shardcore.threads.work import Line, Ticket, uninterrupted
 
 __all__ = ["Failure", "Inline", "Operations", "Pipeline", "Ticket"]
 

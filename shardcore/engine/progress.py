@@ -19,7 +19,7 @@ from shardcore.engine.in_flight import FAILED, REFUSED, RESTORED, BatchesInFligh
 from shardcore.engine.life import Life
 from shardcore.engine.pipeline import Failure, Operations, Ticket
 from shardcore.errors import ShardcoreError, ShardcoreRuntimeError, UpdateRefusedError
-from shardcore.store.work import uninterrupted
+from shardcore.threads.work import uninterrupted
 
 __all__ = ["Progress"]
 

@@ -34,7 +34,7 @@ from shardcore.errors import (
 )
 from shardcore.store.bag_max import max_of_bags
 from shardcore.store.given_bags import DIVIDED
-from shardcore.store.work import InTurn
+from shardcore.threads.work import InTurn
 
 __all__ = ["Training"]
 

@@ -3,13 +3,8 @@
 ::
 
     instruction_set   which compiled body of the row kernels runs here
-    lock              locks that no interrupt splits; what a fork waits for    (compiled)
-    work              the one pool of threads; changes that run to their end   (compiled)
-    companion         one more thread, for work that comes often               (compiled)
-    threads           how many threads, and how work is cut over them
     taken_bags        ids in bags, copied and checked           (face of _core/taken_bags.pyx)
     given_bags        combine bags as they are given            (face of _core/given_bags.pxi)
-    tally             numbers that several threads add to                      (compiled)
     stored_rows       where kernels for many tables find rows   (face of _core/stored_rows.pxi)
     lookups           combine rows of many tables               (face of _core/lookups.pxi)
     segment_reduce    combine rows per bag                      (face of _core/rows.pxi)
@@ -39,7 +34,6 @@ from shardcore.store.asked_rows import (
 )
 from shardcore.store.given_bags import DIVIDED
 from shardcore.store.instruction_set import best_module
-from shardcore.store.lock import Mutex, ReadWriteLock, calling_thread, write_all
 from shardcore.store.occurrences import Occurrences, every_row, sort_occurrences
 from shardcore.store.rounding import rounds_stochastically, step_seed
 from shardcore.store.row_update import RowUpdate
@@ -53,7 +47,8 @@ from shardcore.store.segment_reduce import (
 from shardcore.store.sorted_triples import SortedTriples, TripleLists, WorkedBags, sort_triples
 from shardcore.store.steps import StoreSteps
 from shardcore.store.table import StoreTable, TableLookups, stage_tables
-from shardcore.store.work import InTurn, changed_here, uninterrupted
+from shardcore.threads.lock import Mutex, ReadWriteLock, calling_thread, write_all
+from shardcore.threads.work import InTurn, changed_here, uninterrupted
 
 __all__ = [
     "AskedLists",

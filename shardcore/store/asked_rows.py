@@ -23,8 +23,8 @@ from shardcore._core.occurrences import starts_of_buckets as _starts_of_buckets
 from shardcore.errors import ShardcoreValueError
 from shardcore.memory import pool
 from shardcore.sharding import Layout
-from shardcore.store import threads
 from shardcore.store.segment_reduce import TYPE_NAMES
+from shardcore.threads import team
 
 __all__ = ["AskedLists", "AskedRows", "AskingBags", "sort_askers"]
 
@@ -148,7 +148,7 @@ class AskedRows:
                 ahead.copy(), asked.ravel(), slots.ravel(),
             )  # fmt: skip
 
-        threads.run(len(self._walks), listed)
+        team.run(len(self._walks), listed)
         _kernel.fill_rest(asked, self.rows.ravel(), padding)
         return AskedLists(asked.reshape(owners, askers, room), slots)
 
@@ -197,7 +197,7 @@ def sort_askers(
     n = sum(int(bags.row_splits[-1] - bags.row_splits[0]) for bags in features)
     shift = max(0, bits - min(max(n.bit_length() - _BUCKET_BITS, 0), _MOST_BUCKETS))
     pairs, limits = _dealt(features, layout, length, shift, 1 << (bits - shift), n)
-    ranges = threads.ranges(limits, _COST) or [(0, 0)]
+    ranges = team.ranges(limits, _COST) or [(0, 0)]
     largest = int((limits[1:] - limits[:-1]).max())
     owners, borders = layout.num_shards, layout.offsets
     rows = np.zeros((len(ranges), owners, askers), np.int64)
@@ -212,7 +212,7 @@ def sort_askers(
             borders, np.empty(askers, np.uint32), *counts,
         )  # fmt: skip
 
-    threads.run(len(ranges), sort)
+    team.run(len(ranges), sort)
     walks = []
     keys = pairs.view(np.uint32)[::2]
     ahead = rows.cumsum(axis=0) - rows
@@ -268,7 +268,7 @@ def _dealt(
 ) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
     """Return the pairs of a batch in buckets of keys, and where each bucket starts."""
     shards = 0 if layout.contiguous else layout.num_shards
-    parts = _parts(features, max(1, min(threads.get_num_threads(), n // _PART)))
+    parts = _parts(features, max(1, min(team.get_num_threads(), n // _PART)))
     counts = np.zeros((len(parts), buckets), np.int64)
     plain = [np.ascontiguousarray(bags.ids) for bags in features]
     splits = [np.ascontiguousarray(bags.row_splits) for bags in features]
@@ -279,7 +279,7 @@ def _dealt(
             own = int(splits[f][first]), int(splits[f][last])
             count(plain[f], *own, shards, layout.offsets, shift, counts[part])
 
-    threads.run(len(parts), counted)
+    team.run(len(parts), counted)
     limits = np.empty(buckets + 1, np.int64)
     _starts_of_buckets(counts, limits)
     pairs = pool.empty(n, _UINT64)
@@ -294,7 +294,7 @@ def _dealt(
                 layout.offsets, shift, counts[part], pairs,
             )  # fmt: skip
 
-    threads.run(len(parts), dealt)
+    team.run(len(parts), dealt)
     return pairs, limits
 
 

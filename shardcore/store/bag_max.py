@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardcore._core import bag_max as _kernel
-from shardcore.store import threads
 from shardcore.store.segment_reduce import TYPE_NAMES
+from shardcore.threads import team
 
 __all__ = ["at_winners", "max_of_bags"]
 
@@ -51,13 +51,13 @@ def max_of_bags(rows: NDArray[Any], row_splits: NDArray[np.int64]) -> tuple[NDAr
     winners: NDArray[Any] = np.empty(shape, np.int32 if few else np.int64)
     out = np.empty(shape, rows.dtype)
     kernel = _kernel.max_of_bags[TYPE_NAMES[rows.dtype], TYPE_NAMES[winners.dtype]]
-    pieces = threads.ranges(row_splits, max(rows.shape[1], 1))
+    pieces = team.ranges(row_splits, max(rows.shape[1], 1))
 
     def work(number: int) -> None:
         first, last = pieces[number]
         kernel(rows, row_splits[first : last + 1], out[first:last], winners[first:last])
 
-    threads.run(len(pieces), work)
+    team.run(len(pieces), work)
     return out, winners
 
 
@@ -86,11 +86,11 @@ def at_winners(
     """
     out = np.empty((int(row_splits[-1]), gradients.shape[1]), gradients.dtype)
     kernel = _kernel.at_winners[TYPE_NAMES[gradients.dtype], TYPE_NAMES[winners.dtype]]
-    pieces = threads.ranges(row_splits, max(gradients.shape[1], 1))
+    pieces = team.ranges(row_splits, max(gradients.shape[1], 1))
 
     def work(number: int) -> None:
         first, last = pieces[number]
         kernel(gradients[first:last], winners[first:last], row_splits[first : last + 1], out)
 
-    threads.run(len(pieces), work)
+    team.run(len(pieces), work)
     return out

@@ -7,8 +7,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from shardcore.store import threads
 from shardcore.store.instruction_set import best_module
+from shardcore.threads import team
 
 __all__ = ["all_finite"]
 
@@ -31,7 +31,7 @@ def all_finite(arrays: Iterable[NDArray[Any]]) -> bool:
     tests = _kernel.FiniteTests()
     for array in arrays:
         tests.add(array)
-    alone: bool | None = tests.make_alone(threads.most_alone(threads.PIECE))
+    alone: bool | None = tests.make_alone(team.most_alone(team.PIECE))
     if alone is not None:
         return alone
     finite: list[bool] = []
@@ -39,5 +39,5 @@ def all_finite(arrays: Iterable[NDArray[Any]]) -> bool:
     def make(_: int) -> None:
         finite.append(tests.make())
 
-    threads.make(tests, threads.PIECE, make)
+    team.make(tests, team.PIECE, make)
     return all(finite)

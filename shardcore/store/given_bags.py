@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from shardcore.dtypes import kind_of
 from shardcore.sharding import Layout
-from shardcore.store import companion, threads
 from shardcore.store.instruction_set import best_module
 from shardcore.store.pace import PACE
+from shardcore.threads import companion, team
 
 __all__ = ["DIVIDED", "MOST_IDS", "CombineGiven", "given_bags_of"]
 
@@ -77,7 +77,7 @@ def given_bags_of(arrays: Sequence[NDArray[Any]], layout: Layout | None) -> Comb
         dim,
         len(first) if layout is None else layout.num_rows,
         PACE.asking,
-        *threads.sharing(),
+        *team.sharing(),
         _make_on_threads,
         tuple(arrays),
     )
@@ -87,5 +87,5 @@ def given_bags_of(arrays: Sequence[NDArray[Any]], layout: Layout | None) -> Comb
 
 def _make_on_threads(call: Any) -> None:
     """Make the shares of a call on the threads of the pool."""
-    threads.run(threads.cut(call, threads.PIECE), lambda _: call.make())
+    team.run(team.cut(call, team.PIECE), lambda _: call.make())
     companion.ended()

@@ -11,10 +11,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from shardcore.store import companion, threads
 from shardcore.store.instruction_set import best_module
 from shardcore.store.pace import PACE
 from shardcore.store.stored_rows import StoredRows
+from shardcore.threads import companion, team
 
 __all__ = ["Lookups", "Request", "look_up"]
 
@@ -69,11 +69,11 @@ class Lookups:
         If an id is out of range, no row is read for it, and the answer is False.
         """
         lookups, asking = self.kernel, PACE.asking
-        alone: bool | None = lookups.make_alone(asking, threads.most_without_companion())
+        alone: bool | None = lookups.make_alone(asking, team.most_without_companion())
         if alone is not None:
             companion.ended()
             return alone
-        sharing = threads.cut_for_companion(lookups)
+        sharing = team.cut_for_companion(lookups)
         if sharing is not None:
             shared: bool | None = lookups.share(asking, sharing)
             if shared is not None:
@@ -83,7 +83,7 @@ class Lookups:
         def make(_: int) -> None:
             right.append(lookups.make(asking))
 
-        threads.make(lookups, threads.PIECE, make)
+        team.make(lookups, team.PIECE, make)
         companion.ended()
         return all(right)
 

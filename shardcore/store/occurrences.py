@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from shardcore._core import occurrences as _kernel
 from shardcore.errors import ShardcoreValueError
 from shardcore.memory import pool
-from shardcore.store import threads
 from shardcore.store.segment_reduce import TYPE_NAMES
+from shardcore.threads import team
 
 __all__ = [
     "FEW_OCCURRENCES",
@@ -234,7 +234,7 @@ class BagSorts:
     def make(self) -> list[Occurrences]:
         """Sort them; return the occurrences of each table."""
         sorts, count = self._sorts, self._sorts.ids
-        few = sorts.make_alone(threads.most_alone(_SHARE))
+        few = sorts.make_alone(team.most_alone(_SHARE))
         if few is not None:
             return [Occurrences(*part, None) for part in few]
         rows, run_splits = pool.empty(count, _INT64), pool.empty(count + sorts.tables, _INT64)
@@ -243,7 +243,7 @@ class BagSorts:
         def make(number: int) -> None:
             sorts.make(np.empty(sorts.scratch, np.uint32), rows, run_splits, sources)
 
-        threads.make(sorts, _SHARE, make)
+        team.make(sorts, _SHARE, make)
         return [Occurrences(*part, None) for part in sorts.parts_of(rows, run_splits, sources)]
 
 
@@ -260,7 +260,7 @@ def _sorted(rows: Ints, num_rows: int, deal: Callable[..., None]) -> Occurrences
     shift = max(0, bits - min(max(n.bit_length() - _BUCKET_BITS, 0), _MOST_BUCKETS))
     buckets, wide = 1 << (bits - shift), bits > 32
     index = TYPE_NAMES[rows.dtype]
-    parts = max(1, min(threads.get_num_threads(), n // _PART))
+    parts = max(1, min(team.get_num_threads(), n // _PART))
     limits = [n * part // parts for part in range(parts + 1)]
     counts = np.empty((parts, buckets), np.int64)
     count = _kernel.count_buckets[index]
@@ -268,7 +268,7 @@ def _sorted(rows: Ints, num_rows: int, deal: Callable[..., None]) -> Occurrences
     def counted(part: int) -> None:
         count(rows[limits[part] : limits[part + 1]], shift, counts[part])
 
-    threads.run(parts, counted)
+    team.run(parts, counted)
     borders = np.empty(buckets + 1, np.int64)
     _kernel.starts_of_buckets(counts, borders)
     words = _kernel.WIDE_WORDS if wide else _kernel.NARROW_WORDS
@@ -277,8 +277,8 @@ def _sorted(rows: Ints, num_rows: int, deal: Callable[..., None]) -> Occurrences
     def dealt(part: int) -> None:
         deal(slice(limits[part], limits[part + 1]), shift, counts[part], pairs, wide)
 
-    threads.run(parts, dealt)
-    ranges = threads.ranges(borders, _COST) if parts > 1 else [(0, buckets)]
+    team.run(parts, dealt)
+    ranges = team.ranges(borders, _COST) if parts > 1 else [(0, buckets)]
     largest = int((borders[1:] - borders[:-1]).max())
     distinct, run_splits = pool.empty(n, _INT64), pool.empty(n + 1, _INT64)
     ordered = pool.empty(n, _INT32)
@@ -291,7 +291,7 @@ def _sorted(rows: Ints, num_rows: int, deal: Callable[..., None]) -> Occurrences
         own, found = borders[first : last + 1], (distinct, run_splits, ordered)
         unique[number] = _kernel.sort_buckets(pairs, spare, own, shift, counters, wide, *found)
 
-    threads.run(len(ranges), sort)
+    team.run(len(ranges), sort)
     # Each range has written from the place of its first pair on: here they come together.
     found = 0
     for (first, _), runs in zip(ranges, unique, strict=True):

@@ -23,11 +23,11 @@ from shardcore.dtypes import kind_of, row_bytes, table_dtype, working_dtype
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
 from shardcore.ids.own_arrays import take_ids
 from shardcore.ids.row_splits import check_row_splits, row_ids_from_row_splits
-from shardcore.store import threads
 from shardcore.store.instruction_set import best_module
 from shardcore.store.lookups import look_up
 from shardcore.store.pace import PACE
 from shardcore.store.stored_rows import StoredRows
+from shardcore.threads import team
 from shardcore.validation.integers import outside, vector
 
 __all__ = [
@@ -55,7 +55,7 @@ TYPE_NAMES: Final = {
 }
 """dtype -> its name in the kernels, by which the body for it is chosen."""
 
-_SHARED: Final = threads.PIECE // 8
+_SHARED: Final = team.PIECE // 8
 """Elements to add up from which a lookup is shared with other threads, if there are any."""
 
 _kernel = best_module("shardcore._core.rows")
@@ -186,7 +186,7 @@ def reduce_bags(
     be the caller's own, too, and of any value: where they leave a divisor, or a sum that has none,
     that is not finite, the answer is False as well.
     """
-    if ids.size * rows.shape[1] >= _SHARED and threads.get_num_threads() > 1:
+    if ids.size * rows.shape[1] >= _SHARED and team.get_num_threads() > 1:
         stored = StoredRows(rows, {})
         return look_up([(stored, ids, row_splits, weights, divisors, out)], divided)
     kernel = _kernel.segment_reduce[TYPE_NAMES[ids.dtype], TYPE_NAMES[out.dtype]]
@@ -210,7 +210,7 @@ def reduce_bags_at(
     """
     kernel = _kernel.segment_reduce_at[TYPE_NAMES[out.dtype]]
     kind = kind_of(dtype)
-    pieces = threads.ranges(row_splits, max(out.shape[1], 1))
+    pieces = team.ranges(row_splits, max(out.shape[1], 1))
 
     def reduce_piece(number: int) -> None:
         bags = slice(*pieces[number])
@@ -225,7 +225,7 @@ def reduce_bags_at(
             PACE.asking,
         )
 
-    threads.run(len(pieces), reduce_piece)
+    team.run(len(pieces), reduce_piece)
 
 
 def sequential_sums(

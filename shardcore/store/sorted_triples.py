@@ -22,7 +22,7 @@ from shardcore._core.routing import fill_rest as _fill_rest
 from shardcore.errors import ShardcoreValueError
 from shardcore.memory import pool
 from shardcore.sharding import Layout
-from shardcore.store import threads
+from shardcore.threads import team
 
 __all__ = ["SortedTriples", "TripleLists", "WorkedBags", "sort_triples"]
 
@@ -154,7 +154,7 @@ class SortedTriples:
                 left = int(self._left[worker])
                 _kernel.count_parts(self._pairs[worker], left, self._row_bits, bits, *own)
 
-        threads.run(len(self._ranges), counted)
+        team.run(len(self._ranges), counted)
         self._parts[parts] = counts, distinct
         return counts, distinct
 
@@ -211,7 +211,7 @@ class SortedTriples:
                     self._pairs[worker], left, self._row_bits, bits, own, padding, rows, bags, gains
                 )
 
-        threads.run(len(self._ranges), listed)
+        team.run(len(self._ranges), listed)
         shape = used.size, room
         rest = np.ascontiguousarray(used, np.int64)
         _fill_rest(rows.reshape(shape), rest, padding)
@@ -269,7 +269,7 @@ def sort_triples(
     for one in plain:
         ids += np.diff(one.splits[one.bags.borders])
     splits = np.concatenate([[0], ids.cumsum()])
-    ranges = threads.ranges(splits, _COST)
+    ranges = team.ranges(splits, _COST)
     counts, distinct = np.zeros((2, workers, holders), np.int64)
     left = np.zeros(workers, np.int64)
     pairs = [np.empty(0, np.uint64)] * workers
@@ -288,7 +288,7 @@ def sort_triples(
             left[worker] = _kernel.sort_triples(own, spare, limits, shift, counters, row_bits, *of)
             pairs[worker] = own
 
-    threads.run(len(ranges), sort)
+    team.run(len(ranges), sort)
     ends = np.cumsum(distinct.sum(axis=1))
     keys = pool.empty(int(ends[-1]), _INT64)
 
@@ -297,7 +297,7 @@ def sort_triples(
             own = keys[int(ends[worker - 1]) if worker else 0 : int(ends[worker])]
             _kernel.list_keys(pairs[worker], int(left[worker]), own)
 
-    threads.run(len(ranges), listed)
+    team.run(len(ranges), listed)
     rows = _distinct(keys, np.concatenate([[0], ends]), bits)
     return SortedTriples(counts, distinct, rows, pairs, left, ranges, row_bits, {})
 
@@ -306,7 +306,7 @@ def _distinct(keys: Ints, limits: Ints, bits: int) -> int:
     """Return how many distinct keys several ascending lists have together."""
     window = min(bits, max(_WINDOW_BITS, bits - _MOST_WINDOWS))
     # In tasks of whole windows: keys of several lists meet in one of them.
-    tasks = 1 if keys.size * _COST < 2 * threads.PIECE else 4 * threads.get_num_threads()
+    tasks = 1 if keys.size * _COST < 2 * team.PIECE else 4 * team.get_num_threads()
     windows = 1 << (bits - window)
     borders = [(windows * task // tasks) << window for task in range(tasks + 1)]
     found = [0] * tasks
@@ -317,7 +317,7 @@ def _distinct(keys: Ints, limits: Ints, bits: int) -> int:
         own = borders[task], borders[task + 1]
         found[task] = _kernel.count_distinct(keys, limits, *own, window, bitmap, at)
 
-    threads.run(tasks, counted)
+    team.run(tasks, counted)
     return sum(found)
 
 

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from shardcore.optimizer.base import Optimizer
 from shardcore.store.occurrences import Occurrences
 from shardcore.store.table import StoreTable
-from shardcore.store.work import InTurn
+from shardcore.threads.work import InTurn
 
 __all__ = ["StoreStep", "StoreSteps"]
 

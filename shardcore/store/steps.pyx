@@ -8,14 +8,14 @@ given: copies, lookups and sorts are one call, rules and updates another.
 from functools import partial
 
 from shardcore.memory import pool
-from shardcore.store.lock import read_all, write_all
+from shardcore.threads.lock import read_all, write_all
 from shardcore.store.lookups import Lookups
 from shardcore.store.occurrences import FEW_OCCURRENCES, BagSorts
 from shardcore.store.rounding import step_seed
 from shardcore.store.table import TOGETHER
 from shardcore.store.taken_bags import BagsToTake
 from shardcore.store.update import GRADIENT_BYTES, StagedUpdates, rule_of
-from shardcore.store.work import InTurn
+from shardcore.threads.work import InTurn
 
 include "plain_arrays.pxi"
 

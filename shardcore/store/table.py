@@ -22,14 +22,14 @@ from shardcore.memory.zeros import aligned_zeros
 from shardcore.optimizer.base import Optimizer
 from shardcore.optimizer.slot_values import fill_slots
 from shardcore.store.given_bags import DIVIDED, MOST_IDS, CombineGiven, given_bags_of
-from shardcore.store.lock import ReadWriteLock, read_all, write_all
 from shardcore.store.lookups import Lookups
 from shardcore.store.row_update import RowUpdate
 from shardcore.store.scatter import gather_rows, put_rows
 from shardcore.store.segment_reduce import reduce_bags, row_dots
 from shardcore.store.stored_rows import StoredRows
 from shardcore.store.update import StagedUpdates
-from shardcore.store.work import InTurn
+from shardcore.threads.lock import ReadWriteLock, read_all, write_all
+from shardcore.threads.work import InTurn
 
 __all__ = ["TOGETHER", "StoreTable", "TableLookups", "stage_tables"]
 

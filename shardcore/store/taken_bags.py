@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from shardcore._core import taken_bags as _kernel
 from shardcore.memory import pool
-from shardcore.store import threads
+from shardcore.threads import team
 
 __all__ = ["BagsToTake", "take_ids_on_threads"]
 
@@ -88,7 +88,7 @@ class BagsToTake:
         if few is not None:
             return few
         short, long = pool.empty(bags.short, _INT32), pool.empty(bags.long, _INT64)
-        threads.make(bags, _SHARE, lambda _: bags.make(short, long))
+        team.make(bags, _SHARE, lambda _: bags.make(short, long))
         return bags.parts_of(short, long)
 
     def wrong(self) -> dict[int, int]:

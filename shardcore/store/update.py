@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from shardcore.errors import ShardcoreValueError
 from shardcore.memory import pool
 from shardcore.optimizer.base import Optimizer
-from shardcore.store import threads
 from shardcore.store.instruction_set import best_module
 from shardcore.store.occurrences import Occurrences
 from shardcore.store.pace import PACE, Pace
@@ -28,7 +27,8 @@ from shardcore.store.row_update import RowUpdate
 from shardcore.store.scatter import gather_rows, put_rows
 from shardcore.store.segment_reduce import TYPE_NAMES
 from shardcore.store.stored_rows import StoredRows
-from shardcore.store.work import InTurn
+from shardcore.threads import team
+from shardcore.threads.work import InTurn
 
 __all__ = [
     "GRADIENT_BYTES",
@@ -231,11 +231,11 @@ class StagedUpdates:
         one thread is enough.
         """
         together = self.together
-        made: Commit | None = together.alone(threads.most_alone(threads.PIECE))
+        made: Commit | None = together.alone(team.most_alone(team.PIECE))
         if made is None:
-            count = threads.cut(together, threads.PIECE)
+            count = team.cut(together, team.PIECE)
             scratch = [np.empty(together.scratch, np.uint8) for _ in range(count)]
-            made = partial(threads.run, count, lambda number: together.make(scratch[number]))
+            made = partial(team.run, count, lambda number: together.make(scratch[number]))
         return InTurn([*self._commits, made])
 
 
@@ -326,7 +326,7 @@ def _summed_first(update: RowUpdate) -> tuple[NDArray[np.int64] | None, NDArray[
         return None, None
     dim, value = gradients.shape[1], gradients.dtype
     sums = pool.empty((places.size, dim), value)
-    shares = threads.ranges(splits, dim)
+    shares = team.ranges(splits, dim)
     together = min(places.size, _kernel.RUNS_TOGETHER)
     scratch = [(np.empty((together, dim), value), np.empty(together, np.int64)) for _ in shares]
 
@@ -337,14 +337,14 @@ def _summed_first(update: RowUpdate) -> tuple[NDArray[np.int64] | None, NDArray[
             *(*scratch[number], sums[own]),
         )
 
-    threads.run(len(shares), add)
+    team.run(len(shares), add)
     return places, sums
 
 
 def _pure_update(
     rows: NDArray[Any], slots: Mapping[str, NDArray[Any]], update: RowUpdate
 ) -> Commit:
-    pieces = threads.ranges(update.occurrences.run_splits, rows.shape[1])
+    pieces = team.ranges(update.occurrences.run_splits, rows.shape[1])
     value, dim = update.gradients.dtype, rows.shape[1]
     block = max(1, _PURE_BLOCK_BYTES // (dim * value.itemsize))
 
@@ -372,8 +372,8 @@ def _pure_update(
         for array, places, values in staged[number]:
             put_rows(array, places, values)
 
-    threads.run(len(pieces), stage)
-    return lambda: threads.run(len(pieces), commit)
+    team.run(len(pieces), stage)
+    return lambda: team.run(len(pieces), commit)
 
 
 def _write(

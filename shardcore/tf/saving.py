@@ -14,7 +14,7 @@ from shardcore.checkpoint.state import RestorePlan, SavedTensor
 from shardcore.dtypes import as_dtype
 from shardcore.engine.embedding import ShardedEmbedding
 from shardcore.errors import ShardcoreValueError
-from shardcore.store.work import uninterrupted
+from shardcore.threads.work import uninterrupted
 
 __all__ = ["load_state", "restore_arrays", "save_state"]
 

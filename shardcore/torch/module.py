@@ -19,7 +19,7 @@ from shardcore.checkpoint.state import RestorePlan, SavedTensor
 from shardcore.engine.embedding import ShardedEmbedding
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError, shown
 from shardcore.optimizer.base import Optimizer
-from shardcore.store.work import uninterrupted
+from shardcore.threads.work import uninterrupted
 from shardcore.torch.autograd import Held, LookupCall, look_up
 from shardcore.torch.tensors import as_array, as_tensor
 from shardcore.torch.threads import follow_torch

@@ -10,7 +10,7 @@ import os
 
 import torch
 
-from shardcore.store.threads import cores_of_process, get_num_threads, set_num_threads
+from shardcore.threads.team import cores_of_process, get_num_threads, set_num_threads
 
 __all__ = ["follow_torch"]
 

@@ -22,7 +22,7 @@ from shardcore.sharding.layout import Layout
 from shardcore.store.given_bags import CombineGiven, given_bags_of
 from shardcore.store.scatter import gather_rows, put_rows
 from shardcore.store.segment_reduce import reduce_bags, reduce_bags_at
-from shardcore.store.work import uninterrupted
+from shardcore.threads.work import uninterrupted
 
 __all__ = ["ArrayRowStore", "RowStore", "checked_shards", "BackendRowStore"]
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from shardcore import reference
 from shardcore._core import bag_max as kernels
-from shardcore.store import threads
 from shardcore.store.bag_max import at_winners, max_of_bags
 from shardcore.store.segment_reduce import TYPE_NAMES
+from shardcore.threads import team
 
 VALUES = np.array([-np.inf, -2.0, -0.0, 0.0, 1.0, 1.0, 3.0, np.inf, np.nan])
 DIMS = st.sampled_from([0, 1, 2, 7, 8, 9, 16, 17, 33])
@@ -32,15 +32,15 @@ def make(seed, dtype, dim, lengths):
 @given(st.integers(0, 2**32), st.sampled_from(["float32", "float64"]), DIMS, LENGTHS)
 def test_they_equal_their_twins(count, seed, dtype, dim, lengths):
     rows, splits, gradients = make(seed, dtype, dim, lengths)
-    before, piece = threads.get_num_threads(), threads.PIECE
+    before, piece = team.get_num_threads(), team.PIECE
     try:
-        threads.set_num_threads(count)
-        threads.PIECE = piece if count == 1 else 16
+        team.set_num_threads(count)
+        team.PIECE = piece if count == 1 else 16
         out, winners = max_of_bags(rows, splits)
         spread = at_winners(gradients, winners, splits)
     finally:
-        threads.set_num_threads(before)
-        threads.PIECE = piece
+        team.set_num_threads(before)
+        team.PIECE = piece
     expected, where = reference.max_of_bags(rows, splits)
     assert out.dtype == rows.dtype
     assert out.tobytes() == expected.tobytes()

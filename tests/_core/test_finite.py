@@ -9,7 +9,7 @@ import pytest
 
 from shardcore.dtypes import as_dtype
 from shardcore.store.finite import all_finite
-from shardcore.store.threads import get_num_threads, set_num_threads
+from shardcore.threads.team import get_num_threads, set_num_threads
 
 pytestmark = pytest.mark.usefixtures("instruction_set")
 

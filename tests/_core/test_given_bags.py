@@ -15,9 +15,10 @@ from shardcore import reference
 from shardcore._core.constants import ASKING
 from shardcore.dtypes import as_dtype, working_dtype
 from shardcore.sharding import Layout
-from shardcore.store import given_bags, threads
+from shardcore.store import given_bags
 from shardcore.store.given_bags import DIVIDED, MOST_IDS, given_bags_of
 from shardcore.store.pace import PACE
+from shardcore.threads import team
 
 pytestmark = [
     pytest.mark.usefixtures("instruction_set"),
@@ -160,8 +161,8 @@ def test_many_bags_equal_their_twin_on_any_number_of_threads(
     many_bags: Callable[[str, int], list[tuple[Any, ...]]],
     assert_same: Callable[[Any, Any], None],
 ) -> None:
-    monkeypatch.setattr(threads, "_num_threads", count)
-    monkeypatch.setattr(threads, "PIECE", 1 << 10)
+    monkeypatch.setattr(team, "_num_threads", count)
+    monkeypatch.setattr(team, "PIECE", 1 << 10)
     monkeypatch.setattr(given_bags, "PACE", PACE._replace(asking=ASKING[asking]))
     for dim in (1, 3, 12, 16, 32, 64, 100, 128, 256, 300):
         for rows, ids, splits, weights, combiner, wanted in many_bags(dtype, dim):
@@ -247,8 +248,8 @@ def test_many_bags_with_an_id_out_of_range_are_refused(
     dtype: str, dim: int, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Wherever it stands, and however little or far it is out of range."""
-    monkeypatch.setattr(threads, "_num_threads", count)
-    monkeypatch.setattr(threads, "PIECE", 1 << 10)
+    monkeypatch.setattr(team, "_num_threads", count)
+    monkeypatch.setattr(team, "PIECE", 1 << 10)
     combine = given_bags_of([np.zeros((50, dim), as_dtype(dtype))], None)
     assert combine is not None
     out = np.empty((1000, dim), working_dtype(as_dtype(dtype)))
@@ -357,8 +358,8 @@ def test_rows_are_held_and_seen_as_they_are() -> None:
 def test_what_is_left_of_a_shared_call_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its record lies on the stack of the call that made it, which is over."""
     kept: list[Any] = []
-    before = threads.get_num_threads()
-    threads.set_num_threads(3)  # with two a companion may do it
+    before = team.get_num_threads()
+    team.set_num_threads(3)  # with two a companion may do it
     monkeypatch.setattr(given_bags, "_make_on_threads", kept.append)
     try:
         rows, ids = np.ones((100, 64), np.float32), np.zeros(1 << 14, np.int64)
@@ -372,4 +373,4 @@ def test_what_is_left_of_a_shared_call_does_nothing(monkeypatch: pytest.MonkeyPa
         assert (made.cut(4, 1), made.make()) == (0, None)
         assert not out.any()
     finally:
-        threads.set_num_threads(before)
+        team.set_num_threads(before)

@@ -1,8 +1,12 @@
-"""Which shard holds each id: equal to the twin for every layout, from none to 2**63 - 1 rows."""
+"""Which shard holds each id: equal to the twin for every layout, from none to 2**63 - 1 rows, on
+any number of threads.
+"""
 
 from __future__ import annotations
 
 import re
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,7 +20,8 @@ from shardcore.errors import ShardcoreIndexError, ShardcoreTypeError, ShardcoreV
 from shardcore.ids.own_arrays import take_ids
 from shardcore.sharding.layout import Layout
 from shardcore.store.taken_bags import BagsToTake, take_ids_on_threads
-from shardcore.store.threads import get_num_threads, set_num_threads
+from shardcore.threads import team
+from shardcore.threads.team import get_num_threads, set_num_threads
 
 LARGEST = 2**63 - 1
 
@@ -456,3 +461,145 @@ def test_large_batches_are_taken_on_threads(number: int, dtype: Any) -> None:
             assert take_narrow(wrong, 1000)[1] == bad
     finally:
         set_num_threads(before)
+
+
+BY_EVERY_WAY = [
+    Layout.div(1600, 16),
+    Layout.from_sizes([400, 401, 402]),
+    Layout.from_sizes([400, 0, 1, 1, 1, 1, 0, 300]),
+    Layout.mod(1601, 16),
+    Layout.mod(2**40, 7),
+    Layout.mod(2**60, 7),
+    Layout.from_sizes([2**61, 2**61]),
+]
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
+    """Return what sets the number of threads, and the least ids of each; undone afterwards."""
+    before = get_num_threads()
+
+    def choose(number: int, share: int = 100) -> None:
+        set_num_threads(number)
+        monkeypatch.setattr("shardcore.sharding.layout._SHARE", share)
+
+    yield choose
+    set_num_threads(before)
+
+
+@pytest.mark.parametrize("n", [199, 200, 1023, 1500, 4097])
+@pytest.mark.parametrize("number", [1, 2, 3, 7])
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@pytest.mark.parametrize("layout", BY_EVERY_WAY, ids=str)
+def test_any_number_of_threads_groups_alike(
+    threads: Callable[[int], None], layout: Layout, dtype: Any, number: int, n: int
+) -> None:
+    threads(number)
+    rng = np.random.default_rng(n)
+    rows = min(layout.num_rows, np.iinfo(dtype).max)
+    ids = rng.integers(0, rows, n).astype(dtype)
+    check(layout, ids)
+    check(layout, np.sort(ids))
+    check(layout, np.full(n, rows - 1, dtype))
+    for places in ([n - 1], [0], [n // 2], *rng.integers(0, n, (5, 3)).tolist()):
+        wrong = ids.copy()
+        wrong[places] = [-1, -7, -1][: len(places)]
+        at = min(places)
+        message = f"ids[{at}] = {wrong[at]} is outside the table: must be in [0, {layout.num_rows})"
+        with pytest.raises(ShardcoreIndexError, match=f"^{re.escape(message)}$"):
+            layout.partition(wrong)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@pytest.mark.parametrize("layout", [Layout.div, Layout.mod])
+def test_a_million_ids_are_grouped_on_threads(
+    threads: Callable[..., None], layout: Any, dtype: Any
+) -> None:
+    ids = np.random.default_rng(5).integers(0, 1 << 22, 1_000_003).astype(dtype)
+    made = layout(1 << 22, 64)
+    threads(1)
+    alone = made.partition(ids)
+    shard, local = made.locate(ids)
+    order = np.argsort(shard, kind="stable")
+    np.testing.assert_array_equal(alone.local, local[order].astype(dtype), strict=True)
+    for number in (2, 5):
+        threads(number, 1 << 17)
+        for ours, one in zip(made.partition(ids), alone, strict=True):
+            np.testing.assert_array_equal(ours, one, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("number", "n", "shards", "parts"),
+    [
+        (2, 199, 3, []),
+        (2, 200, 3, [2, 2]),
+        (7, 450, 3, [4, 4]),
+        (1, 5000, 3, []),
+        (2, 799, 100, []),  # few ids to a shard
+        (2, 800, 100, [2, 2]),
+    ],
+)
+def test_threads_are_asked_where_there_is_work_for_them(
+    threads: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    n: int,
+    shards: int,
+    parts: list[int],
+) -> None:
+    threads(number)
+    asked: list[int] = []
+
+    def run(count: int, task: Callable[[int], None]) -> None:
+        asked.append(count)
+        for part in reversed(range(count)):
+            task(part)
+
+    monkeypatch.setattr(team, "run", run)
+    check(Layout.mod(1000, shards), np.arange(n) * 7 % 1000)
+    assert asked == parts
+
+
+@pytest.mark.parametrize("layout", BY_EVERY_WAY, ids=str)
+def test_ids_that_change_while_threads_group_them(
+    threads: Callable[[int], None], layout: Layout
+) -> None:
+    """Each id is read once: what is placed is what was counted, or an id outside was met."""
+    threads(3)
+    rows = min(layout.num_rows, 1 << 60)
+    ids = np.random.default_rng(1).integers(0, rows, 60_000)
+    others = ids[::-1].copy()
+    others[59_000:] = [-1, rows] * 500
+    done = threading.Event()
+
+    def write() -> None:
+        while not done.is_set():
+            ids[...], ids[:30_000] = others, others[30_000:]
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(40):
+            try:
+                local, row_splits, inverse = layout.partition(ids)
+            except ShardcoreIndexError:
+                continue
+            assert np.array_equal(np.sort(inverse), np.arange(ids.size))
+            assert (row_splits[0], row_splits[-1]) == (0, ids.size)
+            for shard, size in enumerate(layout.shard_sizes.tolist()):
+                part = local[row_splits[shard] : row_splits[shard + 1]]
+                assert ((part >= 0) & (part < size)).all()
+    finally:
+        done.set()
+        writer.join()
+
+
+def test_parts_have_as_many_ids_as_places() -> None:
+    placement = Layout.mod(10, 2).placement
+    with pytest.raises(ValueError, match=r"^ids must be as many as their copies, 3, got 2$"):
+        kernel.count(placement, np.zeros(2, np.int64), np.zeros(2, np.int64), np.zeros(3, np.int64))
+    counts = np.full(2, 9)
+    none = np.zeros(0, np.int64)
+    assert kernel.count(placement, none, counts, none) == -1
+    assert counts.tolist() == [0, 0]
+    kernel.place(placement, counts, none, none)

@@ -18,7 +18,6 @@ from shardcore._core.constants import ASKING
 from shardcore.dtypes import as_dtype, working_dtype
 from shardcore.errors import ShardcoreIndexError, ShardcoreTypeError, ShardcoreValueError
 from shardcore.store import segment_reduce as module
-from shardcore.store import threads
 from shardcore.store.pace import PACE
 from shardcore.store.segment_reduce import (
     divisors,
@@ -30,7 +29,8 @@ from shardcore.store.segment_reduce import (
     segment_reduce,
     weight_gradients,
 )
-from shardcore.store.threads import get_num_threads, set_num_threads
+from shardcore.threads import team
+from shardcore.threads.team import get_num_threads, set_num_threads
 
 pytestmark = [
     pytest.mark.usefixtures("instruction_set"),
@@ -132,7 +132,7 @@ def test_rows_of_every_width_are_combined(
     270 ids name each row often enough for all to be taken for cached, or not: see `rows_of`.
     """
     monkeypatch.setattr(module, "PACE", PACE._replace(asking=ASKING[asking]))
-    monkeypatch.setattr(threads, "_num_threads", 1)  # else wide rows go another way
+    monkeypatch.setattr(team, "_num_threads", 1)  # else wide rows go another way
     rng = np.random.default_rng(0)
     splits = np.array([0, 3, 3, 40, 90, 270])  # after the last but one come more than are asked for
     for dim in (*range(1, 193), 255, 256, 257, 276, 320, 384, 448, 511, 512, 516, 517, 700):
@@ -165,7 +165,7 @@ def test_an_id_outside_is_refused_at_every_width(
     Memory goes on after the table: a body that does not test takes a row from there.
     """
     monkeypatch.setattr(module, "PACE", PACE._replace(asking=ASKING[asking]))
-    monkeypatch.setattr(threads, "_num_threads", 1)
+    monkeypatch.setattr(team, "_num_threads", 1)
     splits = np.array([0, 3, 3, 40, 270])
     rng = np.random.default_rng(0)
     for dim in (*range(1, 193), 255, 256, 257, 276, 320, 512, 516):
@@ -190,7 +190,7 @@ def test_an_id_that_leaves_the_table_between_two_parts_of_a_row_is_refused(
 
     Parts that ask for rows and, of smaller tables, parts that do not.
     """
-    monkeypatch.setattr(threads, "_num_threads", 1)
+    monkeypatch.setattr(team, "_num_threads", 1)
     rows = np.random.default_rng(0).integers(-9, 9, (count, dim)).astype(np.float32)
     ids = np.random.default_rng(1).integers(0, count, 1 << 18)
     splits = np.array([0, ids.size - 200, ids.size])  # the last rows of all go another way
@@ -217,7 +217,7 @@ def test_rows_are_combined_however_they_are_asked_for_ahead(
 ) -> None:
     """Of small and large tables, and of rows anywhere; of ids that come back or do not."""
     monkeypatch.setattr(module, "PACE", PACE._replace(asking=ASKING[asking]))
-    monkeypatch.setattr(threads, "_num_threads", 1)  # for one piece, large enough to be sampled
+    monkeypatch.setattr(team, "_num_threads", 1)  # for one piece, large enough to be sampled
     rng = np.random.default_rng(0)
     large = (1 << 26) // (4 * dim) + 1000
     for rows in (500, large):
@@ -330,7 +330,7 @@ def test_the_number_of_threads_changes_nothing(
     dtype: str, make_rows: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which of two NaN comes through a sum, IEEE 754 leaves open, and loops differ in it."""
-    monkeypatch.setattr("shardcore.store.threads.PIECE", 4096)  # many borders
+    monkeypatch.setattr("shardcore.threads.team.PIECE", 4096)  # many borders
     rng = np.random.default_rng(0)
     rows = make_rows(rng, (1000, 65), dtype)
     lengths = rng.integers(0, 12, 3000)

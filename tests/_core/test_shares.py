@@ -19,7 +19,6 @@ from shardcore import reference
 from shardcore.dtypes import as_dtype, working_dtype
 from shardcore.store import lookups as lookups_module
 from shardcore.store import occurrences as occurrences_module
-from shardcore.store import threads
 from shardcore.store import update as update_module
 from shardcore.store.finite import all_finite
 from shardcore.store.lookups import look_up
@@ -28,6 +27,7 @@ from shardcore.store.row_update import RowUpdate
 from shardcore.store.segment_reduce import divisors
 from shardcore.store.stored_rows import StoredRows
 from shardcore.store.update import StagedUpdates
+from shardcore.threads import team
 
 pytestmark = pytest.mark.usefixtures("instruction_set")
 
@@ -48,8 +48,8 @@ TABLES = st.lists(
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let threads share what would be too little for them."""
-    monkeypatch.setattr(threads, "PIECE", 1)
-    monkeypatch.setattr(threads, "_SMALL_PIECE", 1)
+    monkeypatch.setattr(team, "PIECE", 1)
+    monkeypatch.setattr(team, "_SMALL_PIECE", 1)
     monkeypatch.setattr(occurrences_module, "_SHARE", 1)
 
 
@@ -84,12 +84,12 @@ def test_lookups_in_many_tables_equal_their_twins(
             wanted.append(reference.segment_reduce(table, ids, splits, weights, divisor))
         out = np.full((number, dim), 7, value)
         requests.append((StoredRows(table, {}), ids, splits, weights, divisor, out))
-    before = threads.get_num_threads()
-    threads.set_num_threads(count)
+    before = team.get_num_threads()
+    team.set_num_threads(count)
     try:
         assert look_up(requests)
     finally:
-        threads.set_num_threads(before)
+        team.set_num_threads(before)
     for (*_, out), expected in zip(requests, wanted, strict=True):
         assert_same(out, expected)
 
@@ -119,15 +119,15 @@ def test_updates_of_many_tables_equal_their_twins(
         updates.append(RowUpdate(batch, batch.rows, gradients, optimizer, hyper[optimizer], 3))
         ours.append((table, slots))
         theirs.append((table.copy(), {name: slot.copy() for name, slot in slots.items()}))
-    before = threads.get_num_threads()
-    threads.set_num_threads(count)
+    before = team.get_num_threads()
+    team.set_num_threads(count)
     try:
         commit = stage([StoredRows(*one) for one in ours], updates)
         for (table, _), (kept, _) in zip(ours, theirs, strict=True):
             assert_same(table, kept)  # nothing changes before
         commit()
     finally:
-        threads.set_num_threads(before)
+        team.set_num_threads(before)
     for own, twin, update in zip(ours, theirs, updates, strict=True):
         reference.update_rows(*twin, update)
         assert_same(own[0], twin[0])
@@ -146,15 +146,15 @@ def test_sorts_over_many_tables_equal_their_twins(
 ) -> None:
     rng = np.random.default_rng(seed)
     given = [(*bags(rng, rows, number), rows) for rows, number in tables]
-    before = threads.get_num_threads()
-    threads.set_num_threads(count)
+    before = team.get_num_threads()
+    team.set_num_threads(count)
     try:
         sorts = BagSorts()
         for table in given:
             sorts.add(*table)
         found = sorts.make()
     finally:
-        threads.set_num_threads(before)
+        team.set_num_threads(before)
     assert len(found) == len(given)
     for ours, table in zip(found, given, strict=True):
         theirs = reference.sort_bags(*table)
@@ -376,14 +376,14 @@ def test_one_thread_makes_at_once_what_is_one_share(num_threads: Callable[[int],
         for elements in (0, 1, 9, 10, 38, 39, 40, 41, 400):
             work = update_module._kernel.FiniteTests()
             work.add(np.ones(elements))
-            alone = work.make_alone(threads.most_alone(10)) is not None
-            assert alone == (threads.cut(work, 10) <= 1), (number, elements)
+            alone = work.make_alone(team.most_alone(10)) is not None
+            assert alone == (team.cut(work, 10) <= 1), (number, elements)
         for bags, dim in ((1, 1), (2, 1), (1, 2), (30, 7)):
             lookups = lookups_module._kernel.Lookups()
             splits, out = np.zeros(bags + 1, np.int64), np.ones((bags, dim), np.float32)
             stored = StoredRows(np.ones((1, dim), np.float32), {}).found
             lookups.add(stored, np.zeros(0, np.int64), splits, None, None, out)
-            alone = lookups.make_alone(0, threads.most_without_companion()) is not None
+            alone = lookups.make_alone(0, team.most_without_companion()) is not None
             assert alone == (number == 1 or bags * dim == 1), (number, bags, dim)
             assert alone == (not out.any())
 

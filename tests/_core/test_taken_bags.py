@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from shardcore import reference
 from shardcore._core import taken_bags as kernel
 from shardcore.store import taken_bags as taken_bags_module
-from shardcore.store import threads
 from shardcore.store.taken_bags import BagsToTake
+from shardcore.threads import team
 
 IDS, SPLITS = np.array([0, 5, 1]), np.array([0, 2, 3])
 LITTLE = 1 << 14
@@ -78,12 +78,12 @@ def test_taken_bags_equal_their_twins(
             added.append((values, row_splits))
         else:
             assert reference.take_bags(values, row_splits, 5) is None
-    before = threads.get_num_threads()
-    threads.set_num_threads(count)
+    before = team.get_num_threads()
+    team.set_num_threads(count)
     try:
         copies, wrong = bags.take(), bags.wrong()
     finally:
-        threads.set_num_threads(before)
+        team.set_num_threads(before)
     assert len(copies) == len(added)
     for at, (found, given_arrays) in enumerate(zip(copies, added, strict=True)):
         wanted = reference.take_bags(*given_arrays, 5)

@@ -33,8 +33,8 @@ from shardcore.store.rounding import step_seed
 from shardcore.store.row_update import RowUpdate
 from shardcore.store.stored_rows import StoredRows
 from shardcore.store.table import StoreTable
-from shardcore.store.threads import get_num_threads, set_num_threads
 from shardcore.store.update import _summed_first, accumulate, update_rows, updated
+from shardcore.threads.team import get_num_threads, set_num_threads
 
 pytestmark = pytest.mark.usefixtures("instruction_set")
 
@@ -836,7 +836,7 @@ def test_chance_does_not_tell_where_a_row_is_kept(dtype: str) -> None:
 def test_the_number_of_threads_changes_nothing(
     optimizer: Optimizer, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardcore.store.threads.PIECE", 4096)  # many borders
+    monkeypatch.setattr("shardcore.threads.team.PIECE", 4096)  # many borders
     rng = np.random.default_rng(0)
     kind = as_dtype(dtype)
     batch = batch_of(rng, 30_000, 4000, 500, None)

@@ -113,7 +113,7 @@ def bytes_of(seen):
 
 @pytest.fixture
 def threads(monkeypatch):
-    monkeypatch.setattr("shardcore.store.threads.PIECE", 1024)  # small batches are cut too
+    monkeypatch.setattr("shardcore.threads.team.PIECE", 1024)  # small batches are cut too
     before = sc.get_num_threads()
     yield sc.set_num_threads
     sc.set_num_threads(before)

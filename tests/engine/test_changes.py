@@ -26,10 +26,10 @@ from shardcore.engine.in_flight import APPLIED, DROPPED
 from shardcore.errors import ShardcoreRuntimeError, ShardcoreTypeError
 from shardcore.optimizer.base import Optimizer
 from shardcore.optimizer.slots import SlotSpec
-from shardcore.store import lock as lock_module
 from shardcore.store import table as table_module
-from shardcore.store.lock import ReadWriteLock
-from shardcore.store.work import InTurn
+from shardcore.threads import lock as lock_module
+from shardcore.threads.lock import ReadWriteLock
+from shardcore.threads.work import InTurn
 from shardcore.variable import indexing
 
 SOON, A_WHILE = 30.0, 0.1

@@ -47,7 +47,7 @@ def trained(name, settings, dtype, backend, options, layout, placement="row"):
 
 @pytest.mark.parametrize(("name", "settings"), CASES, ids=lambda value: str(value))
 def test_backends_and_threads_agree_to_the_bit(name, settings, monkeypatch):
-    monkeypatch.setattr("shardcore.store.threads.PIECE", 64)
+    monkeypatch.setattr("shardcore.threads.team.PIECE", 64)
     before = sc.get_num_threads()
     try:
         sc.set_num_threads(1)

@@ -21,11 +21,11 @@ from shardcore.dtypes import as_dtype
 from shardcore.engine.given_steps import GivenBatch, GivenSteps
 from shardcore.errors import ShardcoreError, ShardcoreValueError
 from shardcore.store.given_bags import DIVIDED
-from shardcore.store.lock import write_all
 from shardcore.store.occurrences import FEW_OCCURRENCES
 from shardcore.store.steps import StoreStep, StoreSteps
 from shardcore.store.table import StoreTable
 from shardcore.store.update import GRADIENT_BYTES
+from shardcore.threads.lock import write_all
 
 ROWS = 40
 OPTIMIZERS = [

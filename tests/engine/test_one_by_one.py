@@ -94,7 +94,7 @@ def trained(optimizer, dtype, engine):
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
-    monkeypatch.setattr("shardcore.store.threads.PIECE", 64)
+    monkeypatch.setattr("shardcore.threads.team.PIECE", 64)
     before = sc.get_num_threads()
     sc.set_num_threads(2)
     yield

@@ -19,8 +19,8 @@ from shardcore.errors import (
 )
 from shardcore.lookup import prepared as prepared_lookup
 from shardcore.lookup.prepared import PreparedLookup, prepare_lookup
-from shardcore.store import threads
 from shardcore.store.segment_reduce import divisors, segment_reduce
+from shardcore.threads import team
 
 ROWS = np.array([[1, 2], [3, 4], [5, 6]], np.float32)
 DTYPES = ["float32", "float64", "float16", ml_dtypes.bfloat16]
@@ -264,9 +264,9 @@ def test_no_bags_no_ids_no_rows():
 def test_small_batches_stay_in_the_callers_thread_and_large_ones_do_not(monkeypatch):
     calls = []
     monkeypatch.setattr(
-        threads, "run", lambda count, task: calls.append([task(i) for i in range(count)])
+        team, "run", lambda count, task: calls.append([task(i) for i in range(count)])
     )
-    monkeypatch.setattr(threads, "_num_threads", 3)  # of two, one may be the companion
+    monkeypatch.setattr(team, "_num_threads", 3)  # of two, one may be the companion
     rows = np.random.default_rng(0).standard_normal((100, 64)).astype(np.float32)
     lookup = prepare_lookup(rows)
     small, large = np.zeros(2048, np.int64), np.zeros(200_000, np.int64)

@@ -16,17 +16,17 @@ import pytest
 
 import shardcore as sc
 from shardcore.sharding import Layout
-from shardcore.store import companion, threads
 from shardcore.store.given_bags import DIVIDED, CombineGiven, given_bags_of
 from shardcore.store.lookups import Lookups
 from shardcore.store.stored_rows import StoredRows
+from shardcore.threads import companion, team
 
 SOON = 30.0
 BAGS, IDS, DIM = 64, 32, 64
 MANY = 600  # bags that are worth to wake it
 
 shared = pytest.mark.skipif(
-    threads.cores_of_process() < 2, reason="the caller ends before a companion on its core begins"
+    team.cores_of_process() < 2, reason="the caller ends before a companion on its core begins"
 )
 
 
@@ -232,8 +232,8 @@ def test_shares_of_a_call_are_made_by_the_threads_of_the_pool(
         made.append(count)
         before(count, task)
 
-    before = threads.run
-    monkeypatch.setattr(threads, "run", run)
+    before = team.run
+    monkeypatch.setattr(team, "run", run)
     assert look_up()
     assert made == [3]
     wrong, out = look_up.ids.copy(), np.empty((look_up.bags, DIM), np.float32)
@@ -252,7 +252,7 @@ def test_a_call_ends_as_its_pool_does(monkeypatch: pytest.MonkeyPatch) -> None:
         task(0)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(threads, "run", run)
+    monkeypatch.setattr(team, "run", run)
     arrays = look_up.ids, look_up.row_splits
     before = [sys.getrefcount(array) for array in arrays]
     with pytest.raises(KeyboardInterrupt):
@@ -269,7 +269,7 @@ def test_it_looks_no_longer_where_the_pool_works() -> None:
     taken = 0
     for _ in range(50):
         look_up.until_shared()
-        threads.run(2, lambda number: None)
+        team.run(2, lambda number: None)
         before = companion.parts_done()
         look_up.combine(look_up.ids, look_up.row_splits, None, DIVIDED["sum"], out)
         taken += companion.parts_done() - before

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from shardcore.store.tally import Tally
+from shardcore.threads.tally import Tally
 
 
 def test_nothing_is_lost_and_nothing_is_read_half_added() -> None:

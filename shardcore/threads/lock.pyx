@@ -7,7 +7,7 @@ it is compiled: no bytecode, so nothing comes in between. Only waiting can be in
 nothing is held.
 
 A fork copies one thread. Whatever changes rows does so between `begin_change` and `end_change`
-(`shardcore.store.work.uninterrupted` calls them), and a fork waits until nobody does, so the
+(`shardcore.threads.work.uninterrupted` calls them), and a fork waits until nobody does, so the
 child's tables are whole. A lock that another thread of the parent held, to read or to keep order,
 nobody holds in the child: it is found free there.
 

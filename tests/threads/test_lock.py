@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from shardcore.store.lock import (
+from shardcore.threads.lock import (
     Mutex,
     ReadWriteLock,
     call_inside,
@@ -22,7 +22,7 @@ from shardcore.store.lock import (
     read_all,
     write_all,
 )
-from shardcore.store.work import uninterrupted
+from shardcore.threads.work import uninterrupted
 
 SOON = 30.0  # seconds in which a thread that may go on will have done so
 A_WHILE = 0.05  # seconds after which a thread that has not gone on is held to be waiting
@@ -252,7 +252,7 @@ def test_only_locks_can_be_taken() -> None:
 
 _WAITING = """
 import os, signal, sys, threading, time
-from shardcore.store.lock import Mutex, ReadWriteLock, read_all, write_all
+from shardcore.threads.lock import Mutex, ReadWriteLock, read_all, write_all
 first = ReadWriteLock()
 lock = {lock}()
 inside, let_go = threading.Event(), threading.Event()

@@ -2,8 +2,8 @@
 
 Kernels release the GIL and own no threads; callers with work for several cores cut it into numbered
 tasks and calls `run`. The caller works too, so n threads are n - 1 of the process's one pool and
-the caller. The pool itself is compiled: `shardcore.store.work`. Work that is done before one of it
-would wake is shared with a companion, if at all: `sharing`.
+the caller. The pool itself is compiled: `shardcore.threads.work`. Work that is done before one of
+it would wake is shared with a companion, if at all: `sharing`.
 
 Results never depend on the number of threads: tasks write to disjoint places, and the order of
 every sum is fixed by the kernels.
@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from shardcore.errors import ShardcoreValueError
-from shardcore.store import companion
-from shardcore.store.work import run_tasks
+from shardcore.threads import companion
+from shardcore.threads.work import run_tasks
 from shardcore.validation.shapes import as_count
 
 __all__ = [

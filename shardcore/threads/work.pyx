@@ -8,7 +8,7 @@
   that thread has to read on another core what this one has just written.
 * `Line` runs operations one after the other on a thread of its own.
 
-Handing over and waiting are compiled: see `shardcore.store.lock`. The threads are daemons, idle
+Handing over and waiting are compiled: see `shardcore.threads.lock`. The threads are daemons, idle
 between calls. A child made by fork has none of its parent's: it starts its own.
 
 A thread is woken on the core where it fell asleep, and Linux looks for another only where cores
@@ -26,7 +26,7 @@ from _thread import start_new_thread as _start_new_thread
 
 cimport cython
 
-from shardcore.store.lock cimport (
+from shardcore.threads.lock cimport (
     Caller,
     Spot,
     arm,

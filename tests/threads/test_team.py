@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardcore.errors import ShardcoreTypeError, ShardcoreValueError
-from shardcore.store import threads
 from shardcore.store.segment_reduce import segment_reduce
-from shardcore.store.threads import cut, get_num_threads, ranges, run, set_num_threads
-from shardcore.store.work import helper_threads
+from shardcore.threads import team
+from shardcore.threads.team import cut, get_num_threads, ranges, run, set_num_threads
+from shardcore.threads.work import helper_threads
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +58,7 @@ def test_what_is_no_number_of_threads_is_refused(count: Any, error: Any, message
 
 @pytest.mark.parametrize("text", ["1", "2", "007", "1024"])
 def test_the_environment_names_the_default(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "_num_threads", None)
+    monkeypatch.setattr(team, "_num_threads", None)
     monkeypatch.setenv("SHARDCORE_NUM_THREADS", text)
     assert get_num_threads() == int(text)
 
@@ -67,22 +67,22 @@ def test_the_environment_names_the_default(text: str, monkeypatch: pytest.Monkey
 def test_the_default_is_the_cores_of_this_process(
     unset: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(threads, "_num_threads", None)
+    monkeypatch.setattr(team, "_num_threads", None)
     if unset:
         monkeypatch.delenv("SHARDCORE_NUM_THREADS", raising=False)
     else:
         monkeypatch.setenv("SHARDCORE_NUM_THREADS", "")
-    assert get_num_threads() == threads.cores_of_process() >= 1
+    assert get_num_threads() == team.cores_of_process() >= 1
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "1025", "two", "1.5", " 2", "1_0", "٣", "9" * 5000])
 def test_a_default_that_is_no_number_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "_num_threads", None)
+    monkeypatch.setattr(team, "_num_threads", None)
     monkeypatch.setenv("SHARDCORE_NUM_THREADS", text)
     message = f"SHARDCORE_NUM_THREADS must be an integer in [1, 1024], got {text!r}"
     with pytest.raises(ShardcoreValueError, match=f"^{re.escape(message)}$"):
         get_num_threads()
-    monkeypatch.setattr(threads, "_num_threads", 1)
+    monkeypatch.setattr(team, "_num_threads", 1)
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 7])
@@ -226,15 +226,15 @@ def test_a_child_made_by_fork_builds_a_pool_of_its_own() -> None:
     script = """
 import os, threading
 import numpy as np
-from shardcore.store import threads
+from shardcore.threads import team
 from shardcore.store.segment_reduce import segment_reduce
-from shardcore.store.work import helper_threads
+from shardcore.threads.work import helper_threads
 
-threads.set_num_threads(2)
+team.set_num_threads(2)
 rows = np.ones((100, 64), np.float32)
 splits = np.arange(0, 20_001, 4)
 ids = np.arange(20_000) % 100
-assert len(threads.ranges(splits, 64)) > 1
+assert len(team.ranges(splits, 64)) > 1
 
 def look_up():
     out = segment_reduce(rows, ids, splits)
@@ -246,7 +246,7 @@ child = os.fork()
 if child == 0:
     assert helper_threads() == 0
     together = threading.Barrier(2)
-    threads.run(2, lambda _: together.wait(30) and None)  # two threads are really there
+    team.run(2, lambda _: together.wait(30) and None)  # two threads are really there
     look_up()
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
@@ -259,17 +259,17 @@ def test_a_finished_job_keeps_nothing_alive() -> None:
     """Also while no helper has taken it from the queue yet."""
     script = """
 import threading, weakref
-from shardcore.store import threads
-from shardcore.store.work import helper_threads
+from shardcore.threads import team
+from shardcore.threads.work import helper_threads
 
-threads.set_num_threads(2)
+team.set_num_threads(2)
 inside, go_on = threading.Barrier(3), threading.Event()
 
 def block(number):
     inside.wait(30)
     go_on.wait(30)
 
-blocked = threading.Thread(target=threads.run, args=(2, block))
+blocked = threading.Thread(target=team.run, args=(2, block))
 blocked.start()
 inside.wait(30)     # the only helper is busy
 assert helper_threads() == 1
@@ -279,7 +279,7 @@ class Batch:
 
 batch = Batch()
 gone = weakref.ref(batch)
-threads.run(2, lambda number, batch=batch: None)
+team.run(2, lambda number, batch=batch: None)
 del batch
 assert gone() is None
 go_on.set()

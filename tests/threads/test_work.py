@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from shardcore.store import lock, work
-from shardcore.store.lock import Mutex
-from shardcore.store.tally import Tally
-from shardcore.store.work import (
+from shardcore.threads import lock, work
+from shardcore.threads.lock import Mutex
+from shardcore.threads.tally import Tally
+from shardcore.threads.work import (
     InTurn,
     Line,
     changed_here,
@@ -96,7 +96,7 @@ def test_ctrl_c_in_a_task_waits_for_the_helpers() -> None:
     told = script(
         """
 import os, threading, time
-from shardcore.store.work import run_tasks
+from shardcore.threads.work import run_tasks
 main, begun, ended = threading.get_ident(), threading.Event(), []
 def task(number):
     if threading.get_ident() == main:
@@ -123,7 +123,7 @@ def test_a_helper_is_woken_on_another_core_than_its_caller_has() -> None:
     told = script(
         """
 import os, threading, time
-from shardcore.store.work import helpers_kept_off, run_tasks
+from shardcore.threads.work import helpers_kept_off, run_tasks
 cores, caller, seen = os.sched_getaffinity(0), threading.get_native_id(), []
 one, other = sorted(cores)[:2]
 together = threading.Barrier(2)
@@ -312,7 +312,7 @@ def test_ctrl_c_comes_after_a_change() -> None:
     told = script(
         """
 import os, threading, time
-from shardcore.store.work import uninterrupted
+from shardcore.threads.work import uninterrupted
 state = []
 def change():
     state.append("begun")
@@ -337,7 +337,7 @@ def test_a_fork_waits_for_changes_and_no_other_begins_meanwhile(late: bool) -> N
     told = script(
         f"""
 import os, threading, time
-from shardcore.store.work import uninterrupted
+from shardcore.threads.work import uninterrupted
 first, second, begun = [], [], threading.Event()
 def change(state, seconds):
     state.append("begun")
@@ -374,8 +374,8 @@ def test_what_others_held_at_a_fork_is_free_in_the_child() -> None:
     told = script(
         """
 import os, threading, time
-from shardcore.store.lock import Mutex, ReadWriteLock
-from shardcore.store.work import helper_threads, run_tasks, uninterrupted
+from shardcore.threads.lock import Mutex, ReadWriteLock
+from shardcore.threads.work import helper_threads, run_tasks, uninterrupted
 mutex, read, written = Mutex(), ReadWriteLock(), ReadWriteLock()
 inside, let_go = threading.Barrier(6), threading.Event()
 def hold():
