@@ -285,9 +285,14 @@ cdef Py_ssize_t addresses_of(const Rule* rule, const index_t* ids__n, Py_ssize_t
     return address_all(ids__n, n, rule[0], bases__s, stride, addresses__n)
 
 
+cdef inline int32_t* narrow_in(int64_t* inverse__n, Py_ssize_t n) noexcept nogil:
+    """Return where ids below 2**31 are kept until they are placed."""
+    return <int32_t*>inverse__n + n
+
+
 cdef Py_ssize_t count_all(const index_t* ids__n, Py_ssize_t n, Rule rule, int64_t* counts__s,
                           int64_t* inverse__n) noexcept nogil:
-    cdef int32_t* narrow__n = <int32_t*>inverse__n + n
+    cdef int32_t* narrow__n = narrow_in(inverse__n, n)
     if rule.way == BLOCKS:
         return count_by(BLOCKS, ids__n, n, rule, narrow__n, counts__s, inverse__n)
     if rule.way == MOD:
@@ -312,7 +317,7 @@ cdef inline Py_ssize_t count_wide(const index_t* ids__n, Py_ssize_t n, Rule rule
 
 cdef void place_all(Py_ssize_t n, Rule rule, int64_t* places__s, index_t* local__n,
                     int64_t* inverse__n) noexcept nogil:
-    cdef const int32_t* narrow__n = <const int32_t*>inverse__n + n
+    cdef const int32_t* narrow__n = narrow_in(inverse__n, n)
     if rule.way == BLOCKS:
         place_by(BLOCKS, n, rule, narrow__n, places__s, local__n, inverse__n)
     elif rule.way == MOD:
