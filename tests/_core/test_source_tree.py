@@ -21,6 +21,7 @@ SOURCES = (
     "shardcore/_core/rows.pyx",
     "shardcore/_core/a.h",
     "shardcore/engine/life.pyx",
+    "shardcore/store/steps.pyx",
     "shardcore/threads/lock.pyx",
     "shardcore/optimizer/include/c.h",
     "plugins/shardcore_optimizers/b.pxi",
