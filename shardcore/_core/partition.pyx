@@ -21,6 +21,15 @@ from types cimport index_t
 
 include "taken_ids.pxi"
 
+cdef extern from *:
+    """
+    /* What makes a loop for each way is inlining: GCC has left some to one loop with a branch. */
+    #if defined(__GNUC__) || defined(__clang__)
+    #undef CYTHON_INLINE
+    #define CYTHON_INLINE inline __attribute__((always_inline))
+    #endif
+    """
+
 cdef extern from "scalars.h" nogil:
     void prefetch_write "SC_PREFETCH_WRITE"(const void* address)
 
