@@ -58,9 +58,10 @@ cdef Py_ssize_t _sort_few(const index_t* ids, Py_ssize_t n, const int64_t* row_s
     each one's run starts to `run_splits`, and the bags to `sources`. O(n + 2**shift / 64).
     """
     cdef Py_ssize_t rows = <Py_ssize_t>1 << shift, words_count = (rows + WORD_BITS - 1) // WORD_BITS
-    cdef Py_ssize_t i, b, found
+    cdef Py_ssize_t i, b = 0, bag, found
+    cdef int64_t end
     cdef uint64_t* words = <uint64_t*>(counts + rows)   # aligned: of two counters and more
-    cdef uint32_t place
+    cdef uint32_t place, next_place
     memset(counts, 0, rows * sizeof(uint32_t) + words_count * sizeof(uint64_t))
     for i in range(n):
         words[<uint64_t>ids[i] >> 6] |= <uint64_t>1 << (<uint64_t>ids[i] & 63)
@@ -69,12 +70,30 @@ cdef Py_ssize_t _sort_few(const index_t* ids, Py_ssize_t n, const int64_t* row_s
             # Written later, in no order, and in no cache: other tables took the last batch's place.
             prefetch_write(sources + i)
     found = starts_of_rows(words, words_count, 0, 0, counts, unique, run_splits)
-    for b in range(bags):
-        for i in range(row_splits[b], row_splits[b + 1]):
-            place = counts[ids[i]]
-            counts[ids[i]] = place + 1
-            sources[place] = <int32_t>b
+    i, end = 0, 0
+    while i + 2 <= n:                   # two at a time: see pairs.pxi
+        bag = b
+        if end < i + 2:                 # not both are of the bag of the last
+            bag = bag_of(i, b, row_splits)
+            b = bag_of(i + 1, bag, row_splits)
+            end = row_splits[b + 1]
+        place = counts[ids[i]]
+        next_place = counts[ids[i + 1]] + (ids[i + 1] == ids[i])
+        counts[ids[i]] = place + 1
+        counts[ids[i + 1]] = next_place + 1
+        sources[place] = <int32_t>bag
+        sources[next_place] = <int32_t>b
+        i += 2
+    if i < n:
+        sources[counts[ids[i]]] = <int32_t>bag_of(i, b, row_splits)
     return found
+
+
+cdef inline Py_ssize_t bag_of(int64_t i, Py_ssize_t b, const int64_t* row_splits) noexcept nogil:
+    """Return the bag, `b` or one behind it, that has the id."""
+    while row_splits[b + 1] <= i:
+        b += 1
+    return b
 
 
 cdef struct Named:              # rows that one feature's bags name, or with sources of their own
@@ -387,8 +406,12 @@ def deal(const index_t[::1] rows__n, const int32_t[::1] sources__n, int shift, i
 
 cdef void _deal(const index_t* rows, const int32_t* sources, Py_ssize_t n, int shift,
                 int64_t* starts, pair_t* pairs) noexcept nogil:
-    cdef Py_ssize_t i
-    for i in range(n):
+    cdef Py_ssize_t i = 0
+    while i + 2 <= n:
+        put_two(<uint64_t>rows[i], sources[i], <uint64_t>rows[i + 1], sources[i + 1], shift, starts,
+                pairs)
+        i += 2
+    if i < n:
         put_pair(<uint64_t>rows[i], sources[i], shift, starts, pairs)
 
 
@@ -408,13 +431,19 @@ def deal_bags(const index_t[::1] rows__n, const int64_t[::1] row_splits, int64_t
 
 cdef void _deal_bags(const index_t* rows, const int64_t* row_splits, int64_t first, Py_ssize_t n,
                      int shift, int64_t* starts, pair_t* pairs) noexcept nogil:
-    cdef Py_ssize_t i = 0, b = 0
-    while i < n:
-        while row_splits[b + 1] <= first + i:
-            b += 1
-        while i < n and first + i < row_splits[b + 1]:
-            put_pair(<uint64_t>rows[i], <int32_t>b, shift, starts, pairs)
-            i += 1
+    cdef Py_ssize_t i = 0, bag, b = 0
+    cdef int64_t end = row_splits[1]
+    while i + 2 <= n:
+        bag = b
+        if end < first + i + 2:         # not both are of the bag of the last
+            bag = bag_of(first + i, b, row_splits)
+            b = bag_of(first + i + 1, bag, row_splits)
+            end = row_splits[b + 1]
+        put_two(<uint64_t>rows[i], <int32_t>bag, <uint64_t>rows[i + 1], <int32_t>b, shift, starts,
+                pairs)
+        i += 2
+    if i < n:
+        put_pair(<uint64_t>rows[i], <int32_t>bag_of(first + i, b, row_splits), shift, starts, pairs)
 
 
 cdef inline void put_pair(uint64_t row, int32_t source, int shift, int64_t* starts,
@@ -423,9 +452,27 @@ cdef inline void put_pair(uint64_t row, int32_t source, int shift, int64_t* star
     cdef uint64_t bucket = row >> shift
     cdef int64_t at = starts[bucket]
     starts[bucket] = at + 1
-    put_one(&pairs[at], row, source)
-    # The rows of a batch have taken the place of the last batch's pairs in the caches.
-    prefetch_write(<const void*>(<size_t>&pairs[at] + BYTES_AHEAD))
+    put_ahead(&pairs[at], row, source)
+
+
+cdef inline void put_two(uint64_t row, int32_t source, uint64_t next_row, int32_t next_source,
+                         int shift, int64_t* starts, pair_t* pairs) noexcept nogil:
+    """Put two pairs into their buckets, one after the other; why two: see pairs.pxi."""
+    cdef uint64_t bucket = row >> shift, next_bucket = next_row >> shift
+    cdef int64_t at = starts[bucket], next_at = starts[next_bucket] + (next_bucket == bucket)
+    starts[bucket] = at + 1
+    starts[next_bucket] = next_at + 1
+    put_ahead(&pairs[at], row, source)
+    put_ahead(&pairs[next_at], next_row, next_source)
+
+
+cdef inline void put_ahead(pair_t* pair, uint64_t row, int32_t source) noexcept nogil:
+    """Put a pair, and ask for the place of the bucket's next one.
+
+    The rows of a batch have taken the place of the last batch's pairs in the caches.
+    """
+    put_one(pair, row, source)
+    prefetch_write(<const void*>(<size_t>pair + BYTES_AHEAD))
 
 
 def sort_buckets(uint64_t[::1] pairs, uint64_t[::1] spare, const int64_t[::1] limits, int shift,
@@ -496,20 +543,26 @@ cdef Py_ssize_t count_rows(const pair_t* pairs, Py_ssize_t n, Py_ssize_t first, 
     """
     cdef uint64_t* words = <uint64_t*>(counters + (<Py_ssize_t>1 << DIRECT_BITS))
     cdef uint64_t mask = (<uint64_t>1 << shift) - 1, base = <uint64_t>pairs[0].key & ~mask
-    cdef uint64_t key
+    cdef uint64_t key, next_key
     cdef Py_ssize_t i, found
-    cdef uint32_t place
+    cdef uint32_t place, next_place
     for i in range(n):
         key = pairs[i].key & mask
         words[key >> 6] |= <uint64_t>1 << (key & 63)
         counters[key] += 1
     found = starts_of_rows(words, ((<Py_ssize_t>1 << shift) + WORD_BITS - 1) // WORD_BITS, base,
                            first, counters, unique, run_splits)
-    for i in range(n):
-        key = pairs[i].key & mask
-        place = counters[key]
+    i = 0
+    while i + 2 <= n:                   # two at a time: see pairs.pxi
+        key, next_key = pairs[i].key & mask, pairs[i + 1].key & mask
+        place, next_place = counters[key], counters[next_key] + (next_key == key)
         counters[key] = place + 1
+        counters[next_key] = next_place + 1
         sources[place] = <int32_t>pairs[i].source
+        sources[next_place] = <int32_t>pairs[i + 1].source
+        i += 2
+    if i < n:
+        sources[counters[pairs[i].key & mask]] = <int32_t>pairs[i].source
     for i in range(found):
         counters[<uint64_t>unique[i] & mask] = 0
     return found

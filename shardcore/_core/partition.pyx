@@ -8,7 +8,7 @@ An id's shard is found twice, once to count and once to place: that is cheaper t
 in memory. What is kept, in the place of the way back, is the ids themselves: they are the caller's,
 and another thread may write to them. Those below 2**31 are kept as int32, in the second half of that
 place, where the way back overwrites none that is still to be read. Of ids that are cut into parts,
-for threads or in strands, every part keeps its own in its own part of the way back. The loops are written once, for
+one for each thread, every part keeps its own in its own part of the way back. The loops are written once, for
 any `Way`; each call names a constant one, so that the compiler makes a loop for each, without a
 branch for the way inside.
 """
@@ -37,8 +37,6 @@ cdef enum:
     NEAR = 8            # shards in one cell of the table that are walked; beyond, they are bisected
     FEW = 512           # shards that are counted in LANES histograms
     LANES = 4           # ids that follow each other often share a shard: each waits for no other
-    STRANDS = 4         # parts of the ids that are placed in turn, for the same reason
-    MOST_STRANDED = 64  # shards of which that many parts are written at once, each to its own lines
     BYTES_AHEAD = 256   # between asking for a place among a shard's local rows and writing it
     SMALL = 0x7fffffff  # ids up to this one, and divisors up to the next, fit a Divisor
 
@@ -215,19 +213,10 @@ cdef inline void count_block(Way way, const own_t* ids__m, Py_ssize_t m, Rule ru
         i += 1
 
 
-cdef inline own_t* kept_in(int64_t* inverse__n, Py_ssize_t n, const own_t* kind) noexcept nogil:
-    """Return where ids are kept until they are placed; of `kind` the type matters only."""
-    if own_t is int32_t:
-        return <int32_t*>inverse__n + n
-    else:
-        return inverse__n
-
-
 cdef inline Py_ssize_t count_by(Way way, const index_t* ids__n, Py_ssize_t n, Rule rule,
-                                const own_t* kind, int64_t* counts__s,
+                                own_t* own__n, int64_t* counts__s,
                                 int64_t* inverse__n) noexcept nogil:
-    """Do what `count` does for one strand, with copies of this kind."""
-    cdef own_t* own__n = kept_in(inverse__n, n, kind)
+    """Do what `count` does; `own__n` lies in `inverse__n`, at its end."""
     cdef int64_t[LANES * FEW] counts
     cdef int64_t* histograms = counts__s
     cdef Py_ssize_t block, first, m, bad, lane = 0, shard, shards = rule.shards
@@ -250,50 +239,38 @@ cdef inline Py_ssize_t count_by(Way way, const index_t* ids__n, Py_ssize_t n, Ru
     return -1
 
 
-cdef inline void place_id(Way way, own_t row, Rule rule, int64_t* places__s, index_t* local,
-                          int64_t* way_back) noexcept nogil:
-    cdef Spot spot = spot_of(way, row, rule)
-    cdef int64_t place = places__s[spot.shard]
-    places__s[spot.shard] = place + 1
+cdef inline void place_by(Way way, Py_ssize_t n, Rule rule, const own_t* own__n, int64_t* places__s,
+                          index_t* local__n, int64_t* inverse__n) noexcept nogil:
+    """Do what `place` does; `own__n` lies in `inverse__n`, at its end.
+
+    Two at a time: a place that was written for the last id is slow to read for the next one, and where
+    ids often share a shard, a processor that has met it once waits for the last id every time.
+    """
+    cdef Py_ssize_t i = 0
+    cdef int64_t place, next_place
+    cdef Spot spot, next_spot
+    while i + 2 <= n:
+        spot, next_spot = spot_of(way, own__n[i], rule), spot_of(way, own__n[i + 1], rule)
+        place = places__s[spot.shard]
+        next_place = places__s[next_spot.shard] + (next_spot.shard == spot.shard)
+        places__s[spot.shard] = place + 1
+        places__s[next_spot.shard] = next_place + 1
+        put_id(local__n, place, spot.local, inverse__n + i)
+        put_id(local__n, next_place, next_spot.local, inverse__n + i + 1)
+        i += 2
+    if i < n:
+        spot = spot_of(way, own__n[i], rule)
+        place = places__s[spot.shard]
+        places__s[spot.shard] = place + 1
+        put_id(local__n, place, spot.local, inverse__n + i)
+
+
+cdef inline void put_id(index_t* local, int64_t place, int64_t row,
+                        int64_t* way_back) noexcept nogil:
     # As a number: a pointer must not leave its array, an address to ask for may.
     prefetch_write(<const void*>(<size_t>&local[place] + BYTES_AHEAD))
-    local[place] = <index_t>spot.local
+    local[place] = <index_t>row
     way_back[0] = place
-
-
-cdef inline void place_strands(Way way, Py_ssize_t n, Rule rule, const own_t* kind,
-                               int64_t* places__ks, index_t* local,
-                               int64_t* inverse__n) noexcept nogil:
-    """Place an id of each of STRANDS strands in turn: a place that was just written is slow to read."""
-    cdef Py_ssize_t i, strand, first, m, shards = rule.shards
-    cdef const own_t* own[STRANDS]
-    cdef int64_t* back[STRANDS]
-    for strand in range(STRANDS):
-        first = start_of(strand, n, STRANDS)
-        back[strand] = inverse__n + first
-        own[strand] = kept_in(back[strand], start_of(strand + 1, n, STRANDS) - first, kind)
-    for i in range(n // STRANDS):
-        place_id(way, own[0][i], rule, places__ks, local, back[0] + i)
-        place_id(way, own[1][i], rule, places__ks + shards, local, back[1] + i)
-        place_id(way, own[2][i], rule, places__ks + 2 * shards, local, back[2] + i)
-        place_id(way, own[3][i], rule, places__ks + 3 * shards, local, back[3] + i)
-    for strand in range(STRANDS):       # some have one more
-        m = start_of(strand + 1, n, STRANDS) - start_of(strand, n, STRANDS)
-        for i in range(n // STRANDS, m):
-            place_id(way, own[strand][i], rule, places__ks + strand * shards, local,
-                     back[strand] + i)
-
-
-cdef inline void place_by(Way way, Py_ssize_t n, Rule rule, const own_t* kind, Py_ssize_t strands,
-                          int64_t* places__ks, index_t* local, int64_t* inverse__n) noexcept nogil:
-    """Do what `place` does, with copies of this kind."""
-    cdef const own_t* own__n = kept_in(inverse__n, n, kind)
-    cdef Py_ssize_t i
-    if strands > 1:
-        place_strands(way, n, rule, kind, places__ks, local, inverse__n)
-    else:
-        for i in range(n):
-            place_id(way, own__n[i], rule, places__ks, local, inverse__n + i)
 
 
 cdef inline Py_ssize_t address_by(Way way, const index_t* ids__n, Py_ssize_t n, Rule rule,
@@ -335,83 +312,76 @@ cdef Py_ssize_t addresses_of(const Rule* rule, const index_t* ids__n, Py_ssize_t
     return address_all(ids__n, n, rule[0], bases__s, stride, addresses__n)
 
 
-cdef inline Py_ssize_t strands_for(Py_ssize_t n, Rule rule) noexcept nogil:
-    """Return in how many strands n ids are placed: so few are not worth more places."""
-    if rule.shards <= MOST_STRANDED and n >= 4 * STRANDS * rule.shards:
-        return STRANDS
-    return 1
+cdef inline int32_t* narrow_in(int64_t* inverse__n, Py_ssize_t n) noexcept nogil:
+    """Return where ids below 2**31 are kept until they are placed."""
+    return <int32_t*>inverse__n + n
 
 
-cdef inline Py_ssize_t start_of(Py_ssize_t strand, Py_ssize_t n, Py_ssize_t strands) noexcept nogil:
-    return n // strands * strand + n % strands * strand // strands
-
-
-cdef Py_ssize_t count_strand(const index_t* ids__n, Py_ssize_t n, Rule rule, int64_t* counts__s,
-                             int64_t* inverse__n) noexcept nogil:
+cdef Py_ssize_t count_all(const index_t* ids__n, Py_ssize_t n, Rule rule, int64_t* counts__s,
+                          int64_t* inverse__n) noexcept nogil:
+    cdef int32_t* narrow__n = narrow_in(inverse__n, n)
     if rule.way == BLOCKS:
-        return count_by(BLOCKS, ids__n, n, rule, <const int32_t*>NULL, counts__s, inverse__n)
+        return count_by(BLOCKS, ids__n, n, rule, narrow__n, counts__s, inverse__n)
     if rule.way == MOD:
-        return count_by(MOD, ids__n, n, rule, <const int32_t*>NULL, counts__s, inverse__n)
-    # From here on ids may not fit int32, unless they are int32.
-    if rule.way == COMPARE:
-        return count_by(COMPARE, ids__n, n, rule, <const index_t*>NULL, counts__s, inverse__n)
-    if rule.way == SEARCH:
-        return count_by(SEARCH, ids__n, n, rule, <const index_t*>NULL, counts__s, inverse__n)
-    if rule.way == MOD_RECIPROCAL:
-        return count_by(MOD_RECIPROCAL, ids__n, n, rule, <const index_t*>NULL, counts__s, inverse__n)
-    return count_by(MOD_DIVIDE, ids__n, n, rule, <const index_t*>NULL, counts__s, inverse__n)
-
-
-cdef Py_ssize_t count_all(const index_t* ids__n, Py_ssize_t n, Rule rule, Py_ssize_t strands,
-                          int64_t* counts__ks, int64_t* inverse__n) noexcept nogil:
-    cdef Py_ssize_t strand, first, m, bad
-    for strand in range(strands):
-        first = start_of(strand, n, strands)
-        m = start_of(strand + 1, n, strands) - first
-        bad = count_strand(ids__n + first, m, rule, counts__ks + strand * rule.shards,
-                           inverse__n + first)
-        if bad >= 0:
-            return first + bad
-    return -1
-
-
-cdef void place_all(Py_ssize_t n, Rule rule, Py_ssize_t strands, int64_t* places__ks,
-                    index_t* local, int64_t* inverse__n) noexcept nogil:
-    if rule.way == BLOCKS:
-        place_by(BLOCKS, n, rule, <const int32_t*>NULL, strands, places__ks, local, inverse__n)
-    elif rule.way == MOD:
-        place_by(MOD, n, rule, <const int32_t*>NULL, strands, places__ks, local, inverse__n)
-    elif rule.way == COMPARE:
-        place_by(COMPARE, n, rule, <const index_t*>NULL, strands, places__ks, local, inverse__n)
-    elif rule.way == SEARCH:
-        place_by(SEARCH, n, rule, <const index_t*>NULL, strands, places__ks, local, inverse__n)
-    elif rule.way == MOD_RECIPROCAL:
-        place_by(MOD_RECIPROCAL, n, rule, <const index_t*>NULL, strands, places__ks, local,
-                 inverse__n)
+        return count_by(MOD, ids__n, n, rule, narrow__n, counts__s, inverse__n)
+    if index_t is int32_t:
+        return count_wide(ids__n, n, rule, narrow__n, counts__s, inverse__n)
     else:
-        place_by(MOD_DIVIDE, n, rule, <const index_t*>NULL, strands, places__ks, local, inverse__n)
+        return count_wide(ids__n, n, rule, inverse__n, counts__s, inverse__n)
+
+
+cdef inline Py_ssize_t count_wide(const index_t* ids__n, Py_ssize_t n, Rule rule, index_t* own__n,
+                                  int64_t* counts__s, int64_t* inverse__n) noexcept nogil:
+    """Do so in layouts whose ids may not fit int32."""
+    if rule.way == COMPARE:
+        return count_by(COMPARE, ids__n, n, rule, own__n, counts__s, inverse__n)
+    if rule.way == SEARCH:
+        return count_by(SEARCH, ids__n, n, rule, own__n, counts__s, inverse__n)
+    if rule.way == MOD_RECIPROCAL:
+        return count_by(MOD_RECIPROCAL, ids__n, n, rule, own__n, counts__s, inverse__n)
+    return count_by(MOD_DIVIDE, ids__n, n, rule, own__n, counts__s, inverse__n)
+
+
+cdef void place_all(Py_ssize_t n, Rule rule, int64_t* places__s, index_t* local__n,
+                    int64_t* inverse__n) noexcept nogil:
+    cdef const int32_t* narrow__n = narrow_in(inverse__n, n)
+    if rule.way == BLOCKS:
+        place_by(BLOCKS, n, rule, narrow__n, places__s, local__n, inverse__n)
+    elif rule.way == MOD:
+        place_by(MOD, n, rule, narrow__n, places__s, local__n, inverse__n)
+    elif index_t is int32_t:
+        place_wide(n, rule, narrow__n, places__s, local__n, inverse__n)
+    else:
+        place_wide(n, rule, <const index_t*>inverse__n, places__s, local__n, inverse__n)
+
+
+cdef inline void place_wide(Py_ssize_t n, Rule rule, const index_t* own__n, int64_t* places__s,
+                            index_t* local__n, int64_t* inverse__n) noexcept nogil:
+    """Do so in layouts whose ids may not fit int32."""
+    if rule.way == COMPARE:
+        place_by(COMPARE, n, rule, own__n, places__s, local__n, inverse__n)
+    elif rule.way == SEARCH:
+        place_by(SEARCH, n, rule, own__n, places__s, local__n, inverse__n)
+    elif rule.way == MOD_RECIPROCAL:
+        place_by(MOD_RECIPROCAL, n, rule, own__n, places__s, local__n, inverse__n)
+    else:
+        place_by(MOD_DIVIDE, n, rule, own__n, places__s, local__n, inverse__n)
 
 
 cdef Py_ssize_t group_all(const index_t* ids__n, Py_ssize_t n, Rule rule, index_t* local__n,
                           int64_t* row_splits, int64_t* inverse__n) noexcept nogil:
-    cdef int64_t[STRANDS * MOST_STRANDED] places
-    cdef Py_ssize_t bad, strand, shard, shards = rule.shards, strands = strands_for(n, rule)
-    cdef int64_t* counts = row_splits + 1
-    cdef int64_t count, place = 0
-    if strands > 1:
-        counts = places
-    bad = count_all(ids__n, n, rule, strands, counts, inverse__n)
+    cdef Py_ssize_t shard, shards = rule.shards
+    cdef Py_ssize_t bad = count_all(ids__n, n, rule, row_splits + 1, inverse__n)
     if bad >= 0:
         return bad
     row_splits[0] = 0
-    for shard in range(shards):         # where each strand's ids of a shard begin, and where all end
-        for strand in range(strands):
-            count = counts[strand * shards + shard]
-            counts[strand * shards + shard] = place
-            place += count
-        if strands > 1:
-            row_splits[shard + 1] = place
-    place_all(n, rule, strands, counts, local__n, inverse__n)
+    for shard in range(shards):
+        row_splits[shard + 1] += row_splits[shard]
+    # row_splits[s] is where shard s starts; as its ids are placed it moves on to where it ends.
+    place_all(n, rule, row_splits, local__n, inverse__n)
+    for shard in range(shards - 1, 0, -1):      # the end of one shard is the start of the next
+        row_splits[shard] = row_splits[shard - 1]
+    row_splits[0] = 0
     return -1
 
 
@@ -498,38 +468,30 @@ def group(Placement placement not None, const index_t[::1] ids__n, index_t[::1] 
     return bad
 
 
-def strands_of(Placement placement not None, Py_ssize_t n):
-    """Return in how many strands so many ids are best counted and placed."""
-    return strands_for(n, placement.rule)
-
-
-def count(Placement placement not None, const index_t[::1] ids__n, int64_t[:, ::1] counts__ks,
+def count(Placement placement not None, const index_t[::1] ids__n, int64_t[::1] counts__s,
           int64_t[::1] inverse__n):
-    """Count how many ids of each strand each shard has; keep them in `inverse__n`, for `place`. O(n).
+    """Count how many ids each shard has; keep them in `inverse__n`, for `place`. O(n + s).
 
-    There are k strands, 1 or what `strands_of` returns: consecutive parts of the ids. Return -1 or the
-    first position out of range, where `inverse__n` then holds the id.
+    Return -1 or the first position out of range, where `inverse__n` then holds the id.
     """
     cdef Py_ssize_t bad = -1, n = inverse__n.shape[0]
     check_room(ids__n.shape[0], n)
     if n == 0:
-        counts__ks[:] = 0
+        counts__s[:] = 0
     else:
         with nogil:
-            bad = count_all(&ids__n[0], n, placement.rule, counts__ks.shape[0], &counts__ks[0, 0],
-                            &inverse__n[0])
+            bad = count_all(&ids__n[0], n, placement.rule, &counts__s[0], &inverse__n[0])
     return bad
 
 
-def place(Placement placement not None, int64_t[:, ::1] places__ks, index_t[::1] local,
+def place(Placement placement not None, int64_t[::1] places__s, index_t[::1] local,
           int64_t[::1] inverse__n):
     """Write the local row of each id that `count` has kept, and in its stead the place. O(n).
 
-    The ids of strand k and shard s are placed from ``places__ks[k, s]`` on, which moves on to where
-    they end. `local` is of the ids' dtype and has room for those of all parts.
+    The ids of shard s are placed from ``places__s[s]`` on, which moves on to where they end. `local`
+    is of the ids' dtype and has room for those of all parts.
     """
     cdef Py_ssize_t n = inverse__n.shape[0]
     if n > 0:
         with nogil:
-            place_all(n, placement.rule, places__ks.shape[0], &places__ks[0, 0], &local[0],
-                      &inverse__n[0])
+            place_all(n, placement.rule, &places__s[0], &local[0], &inverse__n[0])

@@ -451,8 +451,7 @@ class Layout:
         """Group ids as `group` does, on a thread for each part of them; return what it returns."""
         borders = [given.size * part // parts for part in range(parts + 1)]
         pieces = [slice(first, last) for first, last in pairwise(borders)]
-        strands = _partition.strands_of(self._placement, given.size // parts)
-        counts = np.empty((parts, strands, self.num_shards), np.int64)
+        counts = np.empty((parts, self.num_shards), np.int64)
         bad = [-1] * parts
 
         def count(part: int) -> None:
@@ -463,11 +462,10 @@ class Layout:
         for piece, position in zip(pieces, bad, strict=True):
             if position >= 0:
                 return int(piece.start) + position
-        # Where its rows begin, each shard has the ids of the first strand of the first part.
-        by_strand = counts.reshape(-1, self.num_shards)
-        ends = by_strand.T.cumsum().reshape(by_strand.T.shape)
+        # Of a shard's ids come first those of the first part, where its rows begin.
+        ends = counts.T.cumsum().reshape(-1, parts)
         row_splits[0], row_splits[1:] = 0, ends[:, -1]
-        places = np.ascontiguousarray(ends.T - by_strand).reshape(counts.shape)
+        places = np.ascontiguousarray(ends.T - counts)
 
         def place(part: int) -> None:
             _partition.place(self._placement, places[part], local, inverse[pieces[part]])

@@ -615,11 +615,9 @@ def test_ids_that_change_while_threads_group_them(
 def test_parts_have_as_many_ids_as_places() -> None:
     placement = Layout.mod(10, 2).placement
     with pytest.raises(ValueError, match=r"^ids must be as many as their copies, 3, got 2$"):
-        kernel.count(
-            placement, np.zeros(2, np.int64), np.zeros((1, 2), np.int64), np.zeros(3, np.int64)
-        )
-    counts = np.full((1, 2), 9)
+        kernel.count(placement, np.zeros(2, np.int64), np.zeros(2, np.int64), np.zeros(3, np.int64))
+    counts = np.full(2, 9)
     none = np.zeros(0, np.int64)
     assert kernel.count(placement, none, counts, none) == -1
-    assert counts.tolist() == [[0, 0]]
+    assert counts.tolist() == [0, 0]
     kernel.place(placement, counts, none, none)
