@@ -1,8 +1,8 @@
 """Pairs of a key and a source, and how a bucket of them is sorted: digit by digit, stable.
 
 Where many go to places that counters tell, they go two at a time: both counters are read before one is
-written. A counter that was just written is slow to read, and a processor that has met one often waits
-for the last pair at every next one, whether it has the same counter or not.
+written. A counter that was just written is slow to read, and where pairs often share one, processors
+take as long for every pair as if they all did.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t

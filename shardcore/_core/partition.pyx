@@ -8,9 +8,9 @@ An id's shard is found twice, once to count and once to place: that is cheaper t
 in memory. What is kept, in the place of the way back, is the ids themselves: they are the caller's,
 and another thread may write to them. Those below 2**31 are kept as int32, in the second half of that
 place, where the way back overwrites none that is still to be read. Of ids that are cut into parts,
-one for each thread, every part keeps its own in its own part of the way back. The loops are written once, for
-any `Way`; each call names a constant one, so that the compiler makes a loop for each, without a
-branch for the way inside.
+one for each thread, every part keeps its own in its own part of the way back. The loops are written
+once, for any `Way`; each call names a constant one, so that the compiler makes a loop for each,
+without a branch for the way inside.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
@@ -243,8 +243,7 @@ cdef inline void place_by(Way way, Py_ssize_t n, Rule rule, const own_t* own__n,
                           index_t* local__n, int64_t* inverse__n) noexcept nogil:
     """Do what `place` does; `own__n` lies in `inverse__n`, at its end.
 
-    Two at a time: a place that was written for the last id is slow to read for the next one, and where
-    ids often share a shard, a processor that has met it once waits for the last id every time.
+    Two at a time, as pairs are in pairs.pxi, and for the same reason.
     """
     cdef Py_ssize_t i = 0
     cdef int64_t place, next_place

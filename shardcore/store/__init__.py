@@ -19,7 +19,8 @@
     steps             steps of few bags in many tables                         (compiled)
 
 The faces check what they are given and choose the compiled body; the kernels only compute.
-A store knows nothing of hosts or messages.
+A store knows nothing of hosts or messages. Locks and changes that backends need are named here,
+too: they are those of `shardcore.threads`.
 """
 
 # numpy.unique imports it when it is first called. An interrupt in the midst of an import can leave

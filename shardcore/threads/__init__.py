@@ -8,6 +8,6 @@
     companion   one more thread, for work that comes often               (compiled)
     team        how many threads, and how work is cut over them
 
-Kernels have no threads and know none of this: whatever calls them hands out their work. Those parts
-that a backend needs are among the names of `shardcore.store`.
+Kernels start no threads: their callers hand out the work. What backends need of this is named by
+`shardcore.store`.
 """
