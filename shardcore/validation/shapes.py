@@ -52,7 +52,8 @@ def as_integer(value: object, argument: str, rule: str = "must be an integer") -
     >>> as_integer(np.int64(-3), "axis")
     -3
     """
-    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+    # Before NumPy 2.3 its own bool was an index, with a warning.
+    if isinstance(value, bool | np.bool_) or not isinstance(value, SupportsIndex):
         raise ShardcoreTypeError(f"{argument} {rule}, got {shown(value)}")
     try:
         return operator.index(value)

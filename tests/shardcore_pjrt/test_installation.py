@@ -483,7 +483,7 @@ def test_messages_about_devices():
         "cpu",
         count + 1,
     )
-    for devices in (True, 1.5, "all", b"2", {1}):
+    for devices in (True, np.True_, 1.5, "all", b"2", {1}):
         refused(
             ShardcoreTypeError,
             f"devices must be None, an integer or a sequence of jax.Device, got {devices!r}",

@@ -28,6 +28,8 @@ from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, distributions, version
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from shardcore.errors import (
     BrokenPluginError,
     ShardcoreTypeError,
@@ -258,7 +260,7 @@ def _started(platform: str) -> list[jax.Device]:
 
 def _count(devices: Any, platform: str, available: int) -> int:
     try:
-        count = None if isinstance(devices, bool) else operator.index(devices)
+        count = None if isinstance(devices, bool | np.bool_) else operator.index(devices)
     except TypeError:
         count = None
     if count is None:
