@@ -172,6 +172,23 @@ def outcome(action: Any) -> tuple[Any, type[Exception] | None, Exception | None]
         return None, ValueError if isinstance(error, OverflowError) else kind, error
 
 
+def passes_over(whole: np.ndarray, index: Any) -> bool:
+    """Return whether NumPy takes an index that is out of bounds, as it finds no element.
+
+    Before 2.3 it warned, and gave an empty array. Here such indices are refused or not, as NumPy is
+    asked for them on the way: no rule of ours, so that nothing is expected of them.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "Out of bound index found", DeprecationWarning)
+        try:
+            whole[index]
+        except DeprecationWarning:
+            return True
+        except Exception:
+            return False  # the checks below compare it with ours
+    return False
+
+
 def same(got: Any, expected: Any) -> bool:
     return (
         type(got) is type(expected)
@@ -183,6 +200,8 @@ def same(got: Any, expected: Any) -> bool:
 
 def check_read(gen: Generator, whole: np.ndarray, v: ShardedVariable) -> str:
     index = gen.index(whole.shape)
+    if passes_over(whole, index):
+        return "refused read"
     expected, refused, _ = outcome(lambda: whole[index])
     got, error, raised = outcome(lambda: v[index])
     assert error is refused, (whole.shape, v, index, raised)
@@ -197,6 +216,8 @@ def check_read(gen: Generator, whole: np.ndarray, v: ShardedVariable) -> str:
 
 def check_write(gen: Generator, whole: np.ndarray, v: ShardedVariable) -> str:
     index = gen.index(whole.shape)
+    if passes_over(whole, index):
+        return "refused write"
     before = whole.copy()
     probe, refused_index, _ = outcome(lambda: whole[index])
     shape = () if refused_index else np.shape(probe)
