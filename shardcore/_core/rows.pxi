@@ -63,7 +63,6 @@ cdef enum:
     LANES = 8           # partial sums of a dot product
     UPDATE_ROWS = 32    # most rows handed to an optimizer's function at a time, see `update_room`
     FIRST_BYTES = 1 << 14   # of the first cache, for rows asked for ahead, their slots and gradients
-    LONE_BYTES = 256    # of a row and its slots, with fewer of which a call for one takes too long
     LONG_RUN = 64       # occurrences of one row from which on `sum_long_runs` has its gradient
     TILE = 1 << 19      # bytes of gradients that stay in the cache while long runs are summed
     TOGETHER = 512      # long runs whose sums stay there beside them

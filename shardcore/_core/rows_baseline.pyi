@@ -55,7 +55,7 @@ class UpdateRule:
         sections: int,
         ahead: int,
         asking: int,
-        row_by_row: bool,
+        alone_bytes: int,
         held: object,
     ) -> None: ...
 

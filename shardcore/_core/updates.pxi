@@ -15,7 +15,8 @@ cdef struct Rule:               # how an optimizer updates rows in one step
     Py_ssize_t ahead            # rows between asking for one and updating it
     bint into_first             # whether they are asked for for the first cache
     bint all_into_first         # and their slots and gradients, too
-    bint row_by_row             # the function takes rows one by one, and gradients where they lie
+    Py_ssize_t alone_bytes      # least ones of a row and its slots that are handed to it alone
+    bint row_by_row             # whether a table's are: with a gradient where it lies
 
 cdef struct Columns16:          # of a row, as a type: for the compiler to know how many there are
     char none
@@ -59,9 +60,10 @@ cdef class UpdateRule:
     their sum. At most UPDATE_ROWS rows make a `block`, and `block_bytes` of rows and slots, but one row
     does; neighbours come from `sections` ranges of the rows in turn, a power of two. A row is asked
     for so many rows `ahead`; `asking` for them into the first cache: wide ones with their slots and
-    gradients, as far as there is room; else all into the second. `row_by_row`: rows of float32 and
-    float64, with slots of the same, are handed to the function one by one, and the one gradient of a
-    row where it lies, in which zeros have any sign. `held` keeps the function.
+    gradients, as far as there is room; else all into the second. Rows of float32 and float64, with
+    slots of the same, that have at least `alone_bytes` with them are handed to the function one by
+    one, and the one gradient of a row where it lies, in which zeros have any sign. `held` keeps the
+    function.
     """
 
     cdef Rule rule
@@ -70,7 +72,7 @@ cdef class UpdateRule:
 
     def __init__(self, uint64_t function, uint64_t context, const double[::1] hyper,
                  bint by_occurrence, Py_ssize_t block, Py_ssize_t block_bytes, Py_ssize_t sections,
-                 Py_ssize_t ahead, int asking, bint row_by_row, held):
+                 Py_ssize_t ahead, int asking, Py_ssize_t alone_bytes, held):
         self.hyper, self.held = hyper, held
         self.rule.function, self.rule.context = <void*>function, <void*>context
         self.rule.hyper = &hyper[0] if hyper.shape[0] else NULL
@@ -81,7 +83,7 @@ cdef class UpdateRule:
         if 1 << self.rule.section_bits != sections:
             raise ValueError(f"sections must be a power of two, got {sections}")
         self.rule.ahead, self.rule.into_first = ahead, asking == INTO_FIRST
-        self.rule.row_by_row = row_by_row and not by_occurrence
+        self.rule.alone_bytes = alone_bytes
 
 
 cdef class Updates(Shares):
@@ -200,7 +202,8 @@ cdef inline Rule fitted(Rule rule, const Stored* stored) noexcept nogil:
     rule.all_into_first = rule.into_first and row >= WIDE_ROW
     if rule.all_into_first:
         rule.ahead = max(min(rule.ahead, FIRST_BYTES // (bytes + row)), 1)
-    rule.row_by_row &= not stored.converted and bytes >= LONE_BYTES
+    rule.row_by_row = (not rule.by_occurrence and not stored.converted
+                       and bytes >= rule.alone_bytes)
     return rule
 
 

@@ -21,7 +21,7 @@ from shardcore.memory import pool
 from shardcore.optimizer.base import Optimizer
 from shardcore.store.instruction_set import best_module
 from shardcore.store.occurrences import Occurrences
-from shardcore.store.pace import PACE, Pace
+from shardcore.store.pace import NEVER, PACE, Pace
 from shardcore.store.rounding import narrowed, rounds_stochastically, step_seed
 from shardcore.store.row_update import RowUpdate
 from shardcore.store.scatter import gather_rows, put_rows
@@ -304,7 +304,7 @@ def _rule(optimizer: Optimizer, hyper: tuple[float, ...], working: np.dtype[Any]
         PACE.sections,
         PACE.ahead,
         PACE.asking,
-        PACE.row_by_row and function.row_by_row,
+        PACE.alone_bytes if function.row_by_row else NEVER,
         function,
     )
 

@@ -28,7 +28,7 @@ from shardcore.optimizer.slots import SlotSpec
 from shardcore.store import update as update_module
 from shardcore.store.instruction_set import best_module
 from shardcore.store.occurrences import Occurrences, every_row, sort_occurrences
-from shardcore.store.pace import PACE, Pace, pace_of
+from shardcore.store.pace import NEVER, PACE, Pace, pace_of
 from shardcore.store.rounding import step_seed
 from shardcore.store.row_update import RowUpdate
 from shardcore.store.stored_rows import StoredRows
@@ -414,7 +414,7 @@ def test_doubles_are_rounded_to_half_once() -> None:
 def test_scratch_is_as_large_as_the_kernel_says(
     slot_dtype: str, dim: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(update_module, "PACE", PACE._replace(row_by_row=False))
+    monkeypatch.setattr(update_module, "PACE", PACE._replace(alone_bytes=NEVER))
     kernel = update_module._kernel
     rows, slot = np.ones((70, dim), np.float32), np.ones((70, dim), as_dtype(slot_dtype))
     optimizer = SGD(0.5, momentum=0.5)
@@ -489,7 +489,8 @@ def test_rows_are_handed_over_one_by_one_to_what_asks_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """If the processor gains by it, where rows and slots have 256 bytes, none of them converted."""
-    pace = PACE._replace(block=16, block_bytes=1 << 20, sections=1, row_by_row=allowed)
+    alone_bytes = 256 if allowed else NEVER
+    pace = PACE._replace(block=16, block_bytes=1 << 20, sections=1, alone_bytes=alone_bytes)
     monkeypatch.setattr(update_module, "PACE", pace)
     recorded, rows, ids = optimizer(), np.zeros((40, dim), as_dtype(dtype)), np.arange(40)
     value = working_dtype(as_dtype(dtype))
@@ -532,7 +533,7 @@ def test_rows_one_by_one_are_those_of_the_pure_form(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of one gradient, some or many; zeros of both signs in rows and gradients are no exception."""
-    pace = PACE._replace(row_by_row=True, sections=sections, block=4)
+    pace = PACE._replace(alone_bytes=256, sections=sections, block=4)
     monkeypatch.setattr(update_module, "PACE", pace)
     monkeypatch.setattr(update_module, "GRADIENT_BYTES", 0)  # so that long runs are summed first
     rng = np.random.default_rng(dim)
@@ -556,7 +557,7 @@ def test_rows_one_by_one_are_those_of_the_pure_form(
         assert_same(slot[::2], wanted_slots[name])
 
 
-@pytest.mark.parametrize("row_by_row", [False, True])
+@pytest.mark.parametrize("alone_bytes", [NEVER, 1])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", [16, 32, 48, 64, 128])
@@ -564,13 +565,13 @@ def test_runs_of_any_length_in_rows_of_the_dims_that_have_bodies(
     dim: int,
     dtype: str,
     weighted: bool,
-    row_by_row: bool,
+    alone_bytes: int,
     make_rows: Make,
     assert_same: Same,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Up to 63 gradients are summed by the body for these columns; 48 have none."""
-    pace = PACE._replace(row_by_row=row_by_row)
+    pace = PACE._replace(alone_bytes=alone_bytes)
     monkeypatch.setattr(update_module, "PACE", pace)
     rng = np.random.default_rng(dim)
     kind, optimizer = as_dtype(dtype), Adam(0.1)
@@ -626,12 +627,13 @@ def test_an_update_is_the_same_in_blocks_of_any_size(
     second, first = ASKING["by lines"], ASKING["into first"]
     for pace in (
         *(pace_of(family) for family in (0, 25, 26)),
-        Pace(second, 32, 1 << 20, 1, 0, False),
-        Pace(first, 16, 1, 16, 1, True),
-        Pace(first, 12, 1 << 20, 2, 5000, True),
-        Pace(second, 1, 1 << 20, 1, 5000, False),
-        Pace(first, 5, 500, 1, 3, True),
-        Pace(second, 1 << 20, 1 << 20, 1, 16, False),
+        pace_of(25, avx512=True),
+        Pace(second, 32, 1 << 20, 1, 0, NEVER),
+        Pace(first, 16, 1, 16, 1, 256),
+        Pace(first, 12, 1 << 20, 2, 5000, 1),
+        Pace(second, 1, 1 << 20, 1, 5000, NEVER),
+        Pace(first, 5, 500, 1, 3, 600),
+        Pace(second, 1 << 20, 1 << 20, 1, 16, NEVER),
     ):
         monkeypatch.setattr(update_module, "PACE", pace)
         ids_of_rows = sc.initializers.RowId()

@@ -11,32 +11,36 @@ from shardcore._core import cpu
 from shardcore._core.constants import ASKING
 from shardcore.lookup import prepared
 from shardcore.store import given_bags, lookups, segment_reduce, update
-from shardcore.store.pace import PACE, pace_of
+from shardcore.store.pace import NEVER, PACE, pace_of
 
 PROCESSORS = Path("/proc/cpuinfo")
 
 
 @pytest.mark.parametrize(
-    ("family", "asking", "row_by_row"),
+    ("family", "avx512", "asking", "block_bytes", "alone_bytes"),
     [
-        (0, "by pairs", False),
-        (23, "by lines", True),
-        (25, "by lines", True),
-        (26, "into first", False),
-        (27, "into first", False),
+        (0, False, "by pairs", 1 << 20, NEVER),
+        (0, True, "by pairs", 1 << 20, NEVER),
+        (23, False, "by lines", 1 << 13, 256),
+        (25, False, "by lines", 1 << 13, 256),
+        (25, True, "by lines", 1 << 14, 1024),
+        (26, True, "into first", 2560, NEVER),
+        (27, True, "into first", 2560, NEVER),
     ],
 )
 def test_each_family_has_the_way_that_was_measured_on_it(
-    family: int, asking: str, row_by_row: bool
+    family: int, avx512: bool, asking: str, block_bytes: int, alone_bytes: int
 ) -> None:
-    assert pace_of(family).asking == ASKING[asking]
-    assert pace_of(family).row_by_row == row_by_row
+    pace = pace_of(family, avx512)
+    found = pace.asking, pace.block_bytes, pace.alone_bytes
+    assert found == (ASKING[asking], block_bytes, alone_bytes)
 
 
 def test_the_pace_is_that_of_this_processor(pytestconfig: pytest.Config) -> None:
     """Or that of the one whose tests are run."""
     family = pytestconfig.getoption("family")
-    assert pace_of(cpu.amd_family() if family is None else family) == PACE
+    here = pace_of(cpu.amd_family(), cpu.features()["avx512f"])
+    assert (here if family is None else pace_of(family)) == PACE
     modules = [update, given_bags, lookups, segment_reduce, prepared]
     assert {module.PACE for module in modules} == {PACE}
 
