@@ -52,7 +52,7 @@ come, and what the function does, overlap only where they alternate."""
 _ZEN_4: Final = Pace(ASKING["by lines"], 32, 1 << 14, 1, 16, 1 << 10)
 """The first cache has few miss buffers: rows asked for into it come at two thirds of the second's
 rate, and updates take up to twice the time. Smaller blocks take up to a third longer. Rows one by
-one take 1.1 to 1.6 times as long as in blocks, wide ones 0.7 to 1.0."""
+one take 0.9 to 1.6 times as long as in blocks, wide ones 0.7 to 1.0."""
 
 _ZEN_3: Final = Pace(ASKING["by lines"], 32, 1 << 13, 1, 16, 1 << 8)
 """And of those before it. As above, but blocks that leave the first cache take a fifth longer, and
