@@ -558,11 +558,12 @@ cdef inline value second_of(
     value *const *powers, int64_t row, value beta, double corrected
 ) noexcept nogil:
     """Return the factor of the second moment."""
-    cdef value one = 1
+    cdef value one = 1, rest
     if powers == NULL:
         return <value> corrected
     powers[row][0] = beta * powers[row][0]
-    return one / (1 - powers[row][0])
+    rest = one - powers[row][0]     # rounded: to Cython a 1 is of 64 bits, and so is what it is in
+    return one / rest
 
 
 cdef inline void adam_row(

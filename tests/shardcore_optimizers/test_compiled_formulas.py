@@ -57,6 +57,12 @@ VARIANTS = {
     "lars": optimizers.LARS(0.3),
     "lars, decay": optimizers.LARS(0.3, weight_decay_factor=0.1, epsilon=1e-3),
 }
+
+
+def _by_row(optimizer):
+    return getattr(optimizer, "bias_correction", None) == "row"
+
+
 AROUND = {
     "clipvalue": (-0.75, 0.5),
     "clip_norm": 1.5,
@@ -112,6 +118,24 @@ def test_a_row_without_gradient_and_history_stays_finite(dtype, body, name):
     function = compiled(optimizer.compiled_formula, dtype, body)
     function.run(grad, rows, own_slots, optimizer.hyper(), 1, np.arange(3))
     assert np.isfinite(expected).all()
+    assert rows.tobytes() == expected.tobytes()
+    for own, array in zip(own_slots, new.values(), strict=True):
+        assert own.tobytes() == array.tobytes()
+
+
+@each_body
+@each_dtype
+@pytest.mark.parametrize("name", [name for name in sorted(VARIANTS) if _by_row(VARIANTS[name])])
+def test_powers_of_a_row_are_rounded_where_the_pure_form_rounds_them(dtype, body, name):
+    """If 1 less a power is not rounded before it divides, a seventh of the factors differ."""
+    optimizer, rng = VARIANTS[name], np.random.default_rng(8)
+    rows, grad = (rng.standard_normal((1000, 5)).astype(dtype) for _ in range(2))
+    slots = {slot.name: rng.uniform(0, 0.875, slot.shape(1000, 5)) for slot in optimizer.slots}
+    slots = {name: array.astype(dtype) for name, array in slots.items()}
+    expected, new = apply(optimizer, grad, rows, slots)
+    own_slots = [array.copy() for array in slots.values()]
+    function = compiled(optimizer.compiled_formula, dtype, body)
+    function.run(grad, rows, own_slots, optimizer.hyper(), 1, np.arange(1000))
     assert rows.tobytes() == expected.tobytes()
     for own, array in zip(own_slots, new.values(), strict=True):
         assert own.tobytes() == array.tobytes()
