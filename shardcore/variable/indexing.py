@@ -138,10 +138,13 @@ def select(shape: tuple[int, ...], index: Any, *, distinct: bool) -> Selection:
     """
     with numpy_errors(f"index is not valid for shape {shape}"):
         alone = _rows_alone(shape, index)
-        if alone is not None:
-            return alone
-        items = _normalise(index)
-        answer = _answer_shape(shape, items)
+        return _split(shape, index, distinct) if alone is None else alone
+
+
+def _split(shape: tuple[int, ...], index: Any, distinct: bool) -> Selection:
+    """Split an index of any kind as `select` does; NumPy's refusals are its own."""
+    items = _normalise(index)
+    answer = _answer_shape(shape, items)
     at = _first_axis(items, len(shape))
     item = slice(None) if at is None else items[at]
     rest = items if at is None else (*items[:at], *items[at + 1 :])
