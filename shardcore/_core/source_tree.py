@@ -21,6 +21,7 @@ _COMPILED: Final = (
     "shardcore/_core",
     "shardcore/engine",
     "shardcore/store",
+    "shardcore/tf",
     "shardcore/threads",
     "shardcore/optimizer/include",
     "plugins/shardcore_optimizers",

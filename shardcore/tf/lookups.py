@@ -1,6 +1,6 @@
 """Lookups of an engine as TensorFlow sees them: activations forward, an update of rows backward.
 
-Eagerly the engine is called as it is; in a graph, by ``tf.numpy_function``. From a forward to its
+Eagerly the engine is called as it is; in a graph, by an operation of its own. From a forward to its
 backward goes a number; the engine's `Lookup` of that number waits here. A graph does not tell that
 a forward leads nowhere, so few of them wait: one that had to go is looked up again from its ids,
 which makes the same update.
@@ -9,8 +9,10 @@ which makes the same update.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any, Final
 
@@ -21,6 +23,7 @@ from numpy.typing import NDArray
 from shardcore.engine.embedding import ShardedEmbedding
 from shardcore.engine.handle import Lookup
 from shardcore.errors import ShardcoreRuntimeError
+from shardcore.tf.calls import run
 from shardcore.tf.leaves import Leaf, read_ids, read_weights
 
 __all__ = ["Lookups"]
@@ -41,8 +44,9 @@ class Lookups:
     """
 
     def __init__(self, engine: ShardedEmbedding, owner: str) -> None:
-        self._engine, self._owner = engine, owner
+        self._engine, self.owner = engine, owner
         self._inputs = engine.inputs
+        self._dtypes = [tf.as_dtype(feature.value) for feature in self._inputs.features]
         self._trained = any(table["optimizer"] for table in engine.config()["tables"])
         self._numbers = count()
         self._waiting: OrderedDict[int, Lookup] = OrderedDict()
@@ -80,8 +84,13 @@ class Lookups:
                 self._inputs.optional_leaves(weights, "weights"), planned, strict=True
             )
         ]
-        call = _Call(self, [*ids, *weighed], len(ids))
-        found = call.look_up() if token is None else call.connected(token, weight_gradients)
+        leaves = [*ids, *weighed]
+        call = _Call(self, leaves, len(ids))
+        if token is None:
+            tensors = [tensor for leaf in leaves for tensor in leaf.tensors]
+            found = run(call.read, tensors, self._dtypes)
+        else:
+            found = _connected(call, leaves, self._dtypes, token, weighed * weight_gradients)
         for tensor, feature, leaf in zip(found, planned, ids, strict=True):
             config = feature.config
             shape = leaf.batch if config.output_shape is None else list(config.output_shape)
@@ -90,11 +99,6 @@ class Lookups:
                     shape = [*shape, config.max_sequence_length]
                 tensor.set_shape([*shape, config.table.dim])
         return self._inputs.nested([tf.cast(one, dtype) for one in found])
-
-    @property
-    def dtypes(self) -> list[Any]:
-        """TensorFlow's dtypes of the activations, per feature."""
-        return [tf.as_dtype(feature.value) for feature in self._inputs.features]
 
     # --- what is called with arrays, by TensorFlow's threads too ----------------------------------
 
@@ -127,13 +131,13 @@ class Lookups:
         """Update the rows of a lookup; return the gradients of its weights, None where none are."""
         if not self._trained:
             raise ShardcoreRuntimeError(
-                f"gradients came to {self._owner} without an optimizer: give its engine one, "
+                f"gradients came to {self.owner} without an optimizer: give its engine one, "
                 "optimizer=shardcore.optimizers.SGD(0.1), or freeze it, layer.trainable = False"
             )
         with self._lock:
             if number in self._applied:
                 raise ShardcoreRuntimeError(
-                    f"gradients came a second time to one call of {self._owner}: call it again"
+                    f"gradients came a second time to one call of {self.owner}: call it again"
                 )
             self._applied.append(number)
             lookup = self._waiting.pop(number, None)
@@ -150,7 +154,7 @@ class Lookups:
 
 
 class _Call:
-    """One call of the layer: in a graph, for as long as the graph lives.
+    """One call of the layer, which keeps neither layer nor graph: TensorFlow keeps it for good.
 
     Parameters
     ----------
@@ -162,59 +166,27 @@ class _Call:
     """
 
     def __init__(self, lookups: Lookups, leaves: list[Leaf], features: int) -> None:
-        self._lookups, self._leaves, self._features = lookups, leaves, features
-        self._tensors = [tensor for leaf in leaves for tensor in leaf.tensors]
+        self._lookups, self._owner = weakref.ref(lookups), lookups.owner
+        self._held = lookups if tf.executing_eagerly() else None  # as long as a tape that knows it
+        self._features, self._sizes = features, [len(leaf.tensors) for leaf in leaves]
+        self._as_given = all(
+            leaf.kind == "dense" and leaf.tensors[0].dtype.is_integer for leaf in leaves[:features]
+        ) and all(leaf.kind == "none" for leaf in leaves[features:])
+        self._leaves = [replace(leaf, tensors=()) for leaf in leaves]
 
-    def look_up(self) -> list[Any]:
+    def read(self, *arrays: NDArray[Any]) -> list[NDArray[Any]]:
         """Return the activations, for no update."""
-        return _run(
-            lambda *arrays: self._lookups.read(*self._assembled(arrays)),
-            self._tensors,
-            self._lookups.dtypes,
-        )
+        return self._kept().read(*self._assembled(arrays))
 
-    def connected(self, token: Any, weight_gradients: bool) -> list[Any]:
-        """Return the activations, which hang on the token, and on the weights if that is asked."""
-        weighed = self._leaves[self._features :] if weight_gradients else []
-        wanted = [leaf for leaf in weighed if leaf.kind != "none"]
-        values = [leaf.tensors[leaf.values] for leaf in wanted]
+    def begin(self, *arrays: NDArray[Any]) -> list[NDArray[Any]]:
+        """Return a lookup's number and its activations."""
+        return self._kept().begin(*self._assembled(arrays))
 
-        @tf.custom_gradient
-        def looked_up(token: Any, *values: Any) -> tuple[Any, Any]:
-            number, *found = _run(
-                lambda *arrays: self._lookups.begin(*self._assembled(arrays)),
-                self._tensors,
-                [tf.int64, *self._lookups.dtypes],
-            )
-
-            def update(*gradients: Any) -> list[Any]:
-                dense = [tf.convert_to_tensor(one) for one in gradients]
-                dtypes = [one.dtype for one in values]
-                done, *of_weights = _run(
-                    lambda *arrays: self._apply(arrays, dtypes),
-                    [number, *dense, *self._tensors],
-                    [tf.float32, *dtypes],
-                )
-                for gradient, one in zip(of_weights, values, strict=True):
-                    gradient.set_shape(one.shape)
-                return [tf.cast(done, token.dtype), *of_weights]
-
-            return tuple(found), update
-
-        return list(looked_up(token, *values))
-
-    def _assembled(self, arrays: Sequence[NDArray[Any]]) -> tuple[list[Any], list[Any]]:
-        rest = iter(arrays)
-        own = [[next(rest) for _ in leaf.tensors] for leaf in self._leaves]
-        given, count = list(zip(self._leaves, own, strict=True)), self._features
-        return [leaf.ids(one) for leaf, one in given[:count]], [
-            leaf.weights(one) for leaf, one in given[count:]
-        ]
-
-    def _apply(self, arrays: Sequence[NDArray[Any]], dtypes: Sequence[Any]) -> list[NDArray[Any]]:
+    def apply(self, arrays: Sequence[NDArray[Any]], dtypes: Sequence[Any]) -> list[NDArray[Any]]:
+        """Update the rows of a lookup; return a zero and, of the dtypes, the weights' gradients."""
         number, gradients = int(arrays[0]), arrays[1 : 1 + self._features]
         features, weights = self._assembled(arrays[1 + self._features :])
-        found = self._lookups.apply(number, features, weights, gradients, bool(dtypes))
+        found = self._kept().apply(number, features, weights, gradients, bool(dtypes))
         kept = [one for one in found if one is not None]
         return [
             np.zeros((), np.float32),
@@ -224,12 +196,50 @@ class _Call:
             ),
         ]
 
+    def _kept(self) -> Lookups:
+        lookups = self._lookups()
+        if lookups is None:
+            raise ShardcoreRuntimeError(
+                f"a graph was run whose {self._owner} is gone: keep the layer as long as the graph"
+            )
+        return lookups
 
-def _run(
-    function: Callable[..., list[NDArray[Any]]], tensors: Sequence[Any], dtypes: Sequence[Any]
+    def _assembled(self, arrays: Sequence[NDArray[Any]]) -> tuple[Sequence[Any], Sequence[Any]]:
+        """Return ids and weights, each in a form that an engine takes."""
+        count = self._features
+        if self._as_given:  # a few µs less of a small lookup
+            return arrays, [None] * count
+        rest = iter(arrays)
+        own = [[next(rest) for _ in range(size)] for size in self._sizes]
+        given = list(zip(self._leaves, own, strict=True))
+        return [leaf.ids(one) for leaf, one in given[:count]], [
+            leaf.weights(one) for leaf, one in given[count:]
+        ]
+
+
+def _connected(
+    call: _Call, leaves: Sequence[Leaf], dtypes: Sequence[Any], token: Any, weighed: Sequence[Leaf]
 ) -> list[Any]:
-    """Call a function of arrays, at once, or whenever the graph that is being made runs."""
-    if tf.executing_eagerly():
-        return [tf.convert_to_tensor(one) for one in function(*map(np.asarray, tensors))]
-    found: list[Any] = tf.numpy_function(function, list(tensors), list(dtypes))
-    return found
+    """Return activations of the dtypes, which hang on the token, and on the weights of leaves."""
+    tensors = [tensor for leaf in leaves for tensor in leaf.tensors]
+    values = [leaf.tensors[leaf.values] for leaf in weighed if leaf.kind != "none"]
+    of_weights = [one.dtype for one in values]
+
+    @tf.custom_gradient
+    def looked_up(token: Any, *values: Any) -> tuple[Any, Any]:
+        number, *found = run(call.begin, tensors, [tf.int64, *dtypes])
+
+        def update(*gradients: Any) -> list[Any]:
+            dense = [tf.convert_to_tensor(one) for one in gradients]
+            done, *found = run(
+                lambda *arrays: call.apply(arrays, of_weights),
+                [number, *dense, *tensors],
+                [tf.float32, *of_weights],
+            )
+            for gradient, one in zip(found, values, strict=True):
+                gradient.set_shape(one.shape)
+            return [tf.cast(done, token.dtype), *found]
+
+        return tuple(found), update
+
+    return list(looked_up(token, *values))

@@ -225,5 +225,7 @@ def test_replicas_are_refused(monkeypatch):
 
 def test_xla_says_what_it_has_not():
     layer = st.EmbeddingBags(engine())
-    with pytest.raises(tf.errors.InvalidArgumentError, match="No registered 'PyFunc' OpKernel"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="No registered 'ShardcoreCall' OpKernel"
+    ):
         tf.function(layer, autograph=False, jit_compile=True)(IDS)
