@@ -54,11 +54,15 @@
    for rows that are asked for in parts; and one, set by bodies for one way of asking, for sums of which no row
    to be asked for is past the last. Where no row is asked for, ids are, by SC_IDS_AHEAD bytes ahead. Where
    rows are, the memory of sums is, too, by SC_SUMS_AHEAD bytes ahead. Near only are, of more than two lines, rows of
-   tables of up to SC_NEAR_BYTES, of which the third cache, and what others leave of it, holds most. Other
-   instruction sets than AVX2 were not measured for these three, and do as they did. */
+   tables of up to SC_NEAR_BYTES, of which the second cache, or without AVX-512 the third, and what others leave
+   of it, holds much. Other instruction sets than these two were not measured for these three, and do as they did. */
 #define SC_FAR 64
 #define SC_NEAR 16
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(__AVX512F__)
+#define SC_NEAR_ONLY SC_NEAR
+#define SC_NEAR_BYTES (1 << 21)
+#define SC_SUMS_AHEAD 1024
+#elif defined(__AVX2__)
 #define SC_NEAR_ONLY 24
 #define SC_NEAR_BYTES (1 << 23)
 #define SC_SUMS_AHEAD 1024

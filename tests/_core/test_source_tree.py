@@ -22,6 +22,7 @@ SOURCES = (
     "shardcore/_core/a.h",
     "shardcore/engine/life.pyx",
     "shardcore/store/steps.pyx",
+    "shardcore/tf/operation.pyx",
     "shardcore/threads/lock.pyx",
     "shardcore/optimizer/include/c.h",
     "plugins/shardcore_optimizers/b.pxi",
