@@ -105,7 +105,6 @@ cdef enum:
     RESOURCE_EXHAUSTED = 8
     FAILED_PRECONDITION = 9
     UNIMPLEMENTED = 12
-    INTERNAL = 13
 
 cdef dict CODES = {  # as ``tf.numpy_function`` has them, for the first class that fits
     ValueError: INVALID_ARGUMENT,
@@ -248,7 +247,8 @@ cdef object read(void* context, int at, dtype, void* status):
         shape[axis] = TF_Dim(held.tensor, axis)
     Py_INCREF(dtype)  # which the next call takes, and the one after it the tensor
     found = PyArray_NewFromDescr(
-        &PyArray_Type, <PyArray_Descr*>dtype, ndim, shape, NULL, TF_TensorData(held.tensor), READ_ONLY, NULL
+        &PyArray_Type, <PyArray_Descr*>dtype, ndim, shape, NULL,
+        TF_TensorData(held.tensor), READ_ONLY, NULL,
     )
     Py_INCREF(held)
     PyArray_SetBaseObject(<PyArrayObject*><void*>found, <PyObject*>held)
@@ -258,14 +258,14 @@ cdef object read(void* context, int at, dtype, void* status):
 cdef int write(void* context, int at, found, dtype, int kind, void* status) except -1:
     """Give TensorFlow an array as an output, without a copy where its memory is aligned."""
     cdef PyArrayObject* array
+    cdef int64_t shape[MOST_AXES]
+    cdef int axis
+    cdef void* tensor
     cdef sc_kept* kept
     if not (PyArray_Check(found) and found.dtype is dtype
             and PyArray_ISCARRAY_RO(<PyArrayObject*><void*>found)):
         found = np.asarray(found, dtype, order="C")
     array = <PyArrayObject*><void*>found
-    cdef int64_t shape[MOST_AXES]
-    cdef int axis
-    cdef void* tensor
     kept = sc_keep(found)
     if kept == NULL:
         raise MemoryError("no room for a result")

@@ -92,6 +92,26 @@ def test_a_result_has_the_memory_of_the_array():
     assert np.all(copied.numpy() == 3)
 
 
+def test_tensorflow_writes_no_array():
+    """It writes what an operation returns over what it was given, if nothing else needs that."""
+    array = aligned(1 << 12)
+
+    @tf.function(autograph=False)
+    def program():
+        (found,) = run(lambda: [array], [], [tf.float32])
+        return tf.sqrt(tf.ensure_shape(found, array.shape) + 3) * 2
+
+    for _ in range(3):
+        assert np.all(program().numpy() == np.float32(2) * np.sqrt(np.float32(3)))
+    assert not array.any()
+
+
+def test_more_axes_than_arrays_have_are_refused():
+    told = "ValueError: arrays have at most 64 axes, got 65"
+    with pytest.raises(tf.errors.InvalidArgumentError, match=told):
+        graph(lambda array: [array], tf.float32)(tf.ones((1,) * 65))
+
+
 def test_arrays_are_released_when_their_tensors_are_gone():
     class Array(np.ndarray):
         """An array that a weak reference can be made of."""
