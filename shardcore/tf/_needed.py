@@ -16,7 +16,7 @@ try:
     import tensorflow  # noqa: F401
 except ImportError as error:
     raise TensorFlowMissingError(
-        "shardcore.tf needs the package tensorflow, of 2.16 or later: pip install tensorflow"
+        "shardcore.tf needs the package tensorflow, of 2.18 or later: pip install tensorflow"
     ) from error
 
 if keras.__version__.split(".")[0] < "3" or keras.backend.backend() != "tensorflow":

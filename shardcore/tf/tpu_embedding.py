@@ -18,6 +18,7 @@ from shardcore.optimizer.base import Optimizer
 __all__ = ["from_tpu_embedding"]
 
 _TPU: Final = tf.tpu.experimental.embedding
+_CUSTOM_COMBINER: Final = getattr(_TPU, "CustomCombiner", ())  # TensorFlow 2.18 has none
 
 _OPTIMIZERS: Final = ("SGD", "Adagrad", "AdagradMomentum", "FTRL", "Adam")
 
@@ -110,7 +111,7 @@ def _feature(given: Any, path: str, tables: dict[int, TableConfig]) -> FeatureCo
 
 
 def _table(given: Any, path: str) -> TableConfig:
-    if isinstance(given.combiner, _TPU.CustomCombiner):
+    if isinstance(given.combiner, _CUSTOM_COMBINER):
         raise _lacking(f"{path}.combiner", given.combiner, "CustomCombiner")
     if getattr(given, "layout", None) is not None:
         raise _lacking(f"{path}.layout", given.layout)

@@ -40,7 +40,7 @@ def test_nothing_imports_tensorflow_unasked():
 def test_without_tensorflow_the_import_says_so(missing):
     done = run(f"import sys\nsys.modules[{missing!r}] = None\n{TOLD}")
     told = (
-        "True True shardcore.tf needs the package tensorflow, of 2.16 or later: pip install "
+        "True True shardcore.tf needs the package tensorflow, of 2.18 or later: pip install "
         "tensorflow\n"
     )
     assert done.stdout == told, done.stderr
