@@ -85,10 +85,11 @@ SC_INLINE void NAME(sc_ask_for_ids_)(const INDEX *ids, ptrdiff_t lo, ptrdiff_t h
 }
 
 /* Ask for the memory of sums that come, as much as those about to be made take, if `ask` is for rows: processors fetch
-   what is written in order by themselves, but not among requests for rows that lie anywhere. */
+   what is written in order by themselves, but not among requests for rows that lie anywhere. Far only is how the sum of
+   one run is made, after which none comes. */
 SC_INLINE void NAME(sc_ask_for_sums_)(const NUMBER *out, ptrdiff_t width, int ask) {
     const ptrdiff_t bytes = width * (ptrdiff_t)sizeof(NUMBER);
-    if (SC_SUMS_AHEAD && (ask & (SC_ASK_FAR | SC_ASK_NEAR | SC_ASK_FIRST)) && bytes >= SC_LINE)
+    if (SC_SUMS_AHEAD && (ask & (SC_ASK_NEAR | SC_ASK_FIRST | SC_ASK_AGAIN)) && bytes >= SC_LINE)
         for (ptrdiff_t byte = 0; byte < bytes; byte += SC_LINE)
             SC_PREFETCH_WRITE((const void *)((size_t)out + SC_SUMS_AHEAD + (size_t)byte));
 }
