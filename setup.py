@@ -54,7 +54,6 @@ KERNELS += ["random", "routing", "slices", "taken_bags", "triples"]
 STORE = ["steps"]  # of few bags in many tables
 THREADS = ["companion", "lock", "tally", "work"]  # what no interrupt may split
 ENGINE = ["given_lookups", "given_steps", "life"]  # what every call of an engine comes through
-DOORS = ["tf.operation"]  # what a framework calls
 
 THREADING = [f"shardcore/threads/{name}.h" for name in ("companion", "cores")]
 
@@ -254,11 +253,8 @@ extensions += [kernel(f"shardcore.store.{name}", f"shardcore/store/{name}.pyx") 
 extensions += [
     kernel(f"shardcore.engine.{name}", f"shardcore/engine/{name}.pyx") for name in ENGINE
 ]
-extensions += [
-    kernel(
-        f"shardcore.{name}", f"shardcore/{name.replace('.', '/')}.pyx", "shardcore/tf/operation.h"
-    )
-    for name in DOORS
+extensions += [  # what TensorFlow calls
+    kernel("shardcore.tf.operation", "shardcore/tf/operation.pyx", "shardcore/tf/operation.h")
 ]
 extensions += [
     kernel("shardcore_optimizers._hyper", "plugins/shardcore_optimizers/_hyper.pyx", *HYPER)

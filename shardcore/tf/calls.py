@@ -12,10 +12,12 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from shardcore.errors import UnavailableError
 from shardcore.tf.operation import NAME, calls, register
 
-__all__ = ["run"]
+__all__ = ["library", "run"]
 
+_LIBRARY: Final = "libtensorflow_framework."
 _NUMBERS: Final = count(secrets.randbits(62))
 
 
@@ -66,11 +68,25 @@ def _types(dtypes: Sequence[Any]) -> Any:
     return tf.compat.v1.AttrValue(list=tf.compat.v1.AttrValue.ListValue(type=kinds))
 
 
+def library(folder: str) -> str:
+    """Return the path of TensorFlow's library in its folder, which may have several names.
+
+    Raises
+    ------
+    UnavailableError
+        If it is not there.
+    """
+    names = sorted(one for one in os.listdir(folder) if one.startswith(_LIBRARY))
+    if not names:
+        raise UnavailableError(
+            f"shardcore.tf needs TensorFlow's functions in C: {_LIBRARY}* was not found in {folder}"
+        )
+    return os.path.join(folder, names[0])
+
+
 def _register() -> None:
     """Tell TensorFlow of the operation, unless that was done in this process."""
-    folder: str = tf.sysconfig.get_lib()
-    (name,) = [one for one in os.listdir(folder) if one.startswith("libtensorflow_framework.")]
-    if register(os.fsencode(os.path.join(folder, name))):
+    if register(os.fsencode(library(tf.sysconfig.get_lib()))):
         tf.no_gradient(NAME)
 
 

@@ -40,7 +40,6 @@ typedef void (*sc_deallocate)(void *data, size_t length, void *kept);
     X(void, TF_DeleteTensor, (void *)) \
     X(int, TF_NumDims, (const void *)) \
     X(int64_t, TF_Dim, (const void *, int)) \
-    X(size_t, TF_TensorByteSize, (const void *)) \
     X(void *, TF_TensorData, (const void *))
 
 #define SC_POINTER(result, name, arguments) static result (*name) arguments;

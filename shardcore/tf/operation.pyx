@@ -18,6 +18,8 @@ from libc.stdint cimport int64_t, uintptr_t
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 
+from shardcore.errors import UnavailableError
+
 __all__ = ["NAME", "calls", "register"]
 
 cdef extern from "operation.h" nogil:
@@ -60,7 +62,6 @@ cdef extern from "operation.h" nogil:
     void TF_DeleteTensor(void*)
     int TF_NumDims(const void*)
     int64_t TF_Dim(const void*, int)
-    size_t TF_TensorByteSize(const void*)
     void* TF_TensorData(const void*)
 
 cdef extern from "operation.h":
@@ -133,7 +134,7 @@ def register(path):
 
     Raises
     ------
-    RuntimeError
+    UnavailableError
         If the library has not all that is used of it, or does not take the operation.
     """
     global registered
@@ -146,7 +147,10 @@ def register(path):
         return False
     missing = sc_find(path)
     if missing != NULL:
-        raise RuntimeError(f"{path.decode()} has no {missing.decode()}")
+        raise UnavailableError(
+            f"shardcore.tf needs TensorFlow's functions in C: {missing.decode()} was not found in "
+            f"{path.decode()}"
+        )
     name = encoded
     status = TF_NewStatus()
     operation = TF_NewOpDefinitionBuilder(name)
@@ -165,7 +169,7 @@ def register(path):
     told = None if TF_GetCode(status) == OK else TF_Message(status).decode()
     TF_DeleteStatus(status)
     if told is not None:
-        raise RuntimeError(f"TensorFlow does not take the operation {NAME}: {told}")
+        raise UnavailableError(f"TensorFlow does not take the operation {NAME}: {told}")
     registered = True
     return True
 
@@ -205,7 +209,12 @@ cdef void answer(uintptr_t number, void* context) noexcept:
         sc_release()
         call = calls.get(number)
         if call is None:
-            TF_SetStatus(status, FAILED_PRECONDITION, b"made in another process, as tables are")
+            TF_SetStatus(
+                status,
+                FAILED_PRECONDITION,
+                b"a call of an engine must be made in the process of its tables, and this one was "
+                b"made in another process: make the model here, and load its weights",
+            )
         else:
             function, dtypes, results = call
             given = [read(context, at, dtype, status) for at, dtype in enumerate(dtypes)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -18,9 +19,9 @@ tf = pytest.importorskip("tensorflow", reason="tensorflow is not installed")
 
 import shardcore as sc  # noqa: E402
 import shardcore.tf as st  # noqa: E402
-from shardcore.errors import ShardcoreValueError  # noqa: E402
+from shardcore.errors import ShardcoreValueError, UnavailableError  # noqa: E402
 from shardcore.tf import operation  # noqa: E402
-from shardcore.tf.calls import run  # noqa: E402
+from shardcore.tf.calls import library, run  # noqa: E402
 
 DTYPES = [
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -353,6 +354,33 @@ def test_a_saved_model_calls_the_process_that_made_it(tmp_path):
     assert told == "True\nTrue"
 
 
+def test_the_library_may_have_several_names(tmp_path):
+    told = (
+        f"needs TensorFlow's functions in C: libtensorflow_framework.* was not found in {tmp_path}"
+    )
+    with pytest.raises(UnavailableError, match=re.escape(told)):
+        library(str(tmp_path))
+    for name in ("libtensorflow_framework.so.2.18.1", "libtensorflow_framework.so.2", "other.so"):
+        (tmp_path / name).touch()
+    assert library(str(tmp_path)) == str(tmp_path / "libtensorflow_framework.so.2")
+
+
+def test_a_library_without_the_functions_is_refused(tmp_path):
+    (tmp_path / "libtensorflow_framework.so.2").symlink_to(operation.__file__)
+    told = inside(
+        f"tf.sysconfig.get_lib = lambda: {str(tmp_path)!r}\n"
+        "try:\n"
+        "    import shardcore.tf\n"
+        "except Exception as error:\n"
+        "    print(type(error).__name__, error)\n",
+        start="import tensorflow as tf\n",
+    )
+    assert told == (
+        "UnavailableError shardcore.tf needs TensorFlow's functions in C: TF_NewStatus was not "
+        f"found in {tmp_path}/libtensorflow_framework.so.2"
+    )
+
+
 def test_a_process_ends_while_graphs_run():
     code = (
         "import threading, numpy as np\n"
@@ -369,9 +397,8 @@ def test_a_process_ends_while_graphs_run():
     assert inside(code) == "200"
 
 
-def inside(code):
+def inside(code, start="import tensorflow as tf\nimport shardcore.tf\n"):
     """Return what a process of its own printed, which has to end well."""
-    start = "import tensorflow as tf\nimport shardcore.tf\n"
     environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}
     ended = subprocess.run(
         [sys.executable, "-P", "-c", start + code],
