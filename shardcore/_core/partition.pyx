@@ -168,18 +168,17 @@ cdef inline Spot spot_of(Way way, int64_t row, Rule rule) noexcept nogil:
 
 cdef inline Py_ssize_t locate_by(Way way, const index_t* ids__n, Py_ssize_t n, Rule rule,
                                  int64_t* shard__n, int64_t* local__n) noexcept nogil:
-    cdef Py_ssize_t block, i, first, m, bad
+    cdef Py_ssize_t i
     cdef Spot spot
-    for block in range((n + BLOCK - 1) // BLOCK):
-        first, m = block * BLOCK, length_of(block, n)
-        copy_block(ids__n + first, m, local__n + first)
-        bad = outside(local__n + first, m, rule.rows)
-        if bad >= 0:
-            return first + bad
-        for i in range(first, first + m):
-            spot = spot_of(way, local__n[i], rule)
-            shard__n[i] = spot.shard
-            local__n[i] = spot.local
+    cdef int64_t row
+    for i in range(n):
+        row = read_once(ids__n + i)
+        if <uint64_t>row >= <uint64_t>rule.rows:
+            local__n[i] = row
+            return i
+        spot = spot_of(way, row, rule)
+        shard__n[i] = spot.shard
+        local__n[i] = spot.local
     return -1
 
 
@@ -275,17 +274,16 @@ cdef inline void put_id(index_t* local, int64_t place, int64_t row,
 cdef inline Py_ssize_t address_by(Way way, const index_t* ids__n, Py_ssize_t n, Rule rule,
                                   const int64_t* bases__s, int64_t stride,
                                   int64_t* addresses__n) noexcept nogil:
-    cdef Py_ssize_t block, i, first, m, bad
+    cdef Py_ssize_t i
     cdef Spot spot
-    for block in range((n + BLOCK - 1) // BLOCK):
-        first, m = block * BLOCK, length_of(block, n)
-        copy_block(ids__n + first, m, addresses__n + first)
-        bad = outside(addresses__n + first, m, rule.rows)
-        if bad >= 0:
-            return first + bad
-        for i in range(first, first + m):
-            spot = spot_of(way, addresses__n[i], rule)
-            addresses__n[i] = bases__s[spot.shard] + spot.local * stride
+    cdef int64_t row
+    for i in range(n):
+        row = read_once(ids__n + i)
+        if <uint64_t>row >= <uint64_t>rule.rows:
+            addresses__n[i] = row
+            return i
+        spot = spot_of(way, row, rule)
+        addresses__n[i] = bases__s[spot.shard] + spot.local * stride
     return -1
 
 

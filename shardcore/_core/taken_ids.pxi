@@ -50,6 +50,11 @@ cdef inline Py_ssize_t outside(const index_t* ids__m, Py_ssize_t m, int64_t rows
     return -1
 
 
+cdef inline index_t read_once(const index_t* id) noexcept nogil:
+    """Return an id that the compiler must not read again, where it checks and uses it."""
+    return (<const volatile index_t*>id)[0]
+
+
 cdef inline void copy_block(const index_t* ids__m, Py_ssize_t m, own_t* own__m) noexcept nogil:
     cdef Py_ssize_t i
     if index_t is own_t:
