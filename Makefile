@@ -14,7 +14,7 @@ MUTANTS_ARGS ?=
 PEERS ?= torch==2.13.0 tensorflow-cpu==2.21.0 jax==0.10.2 flax==0.12.8 polars==2.1.0 pandas==3.1.1
 BARE_PEERS ?= fbgemm-gpu-cpu==1.8.0 jax_tpu_embedding==0.1.0
 
-.PHONY: demo check test test-pjrt battery test-peers test-clone test-pages test-long compile-tpu mutants lint bench clean
+.PHONY: demo check test test-pjrt battery test-peers test-clone test-pages test-aarch64 test-long compile-tpu mutants lint bench clean
 
 # Installations are editable: what is Python runs as it is now; what is compiled is watched here.
 # The version is one in the metadata too, which an installation copies.
@@ -116,6 +116,10 @@ test-long: .venv-test/ready  ## interrupts, forks and torn rows at length: an ho
 
 test-clone: .venv-test/ready  ## the README's commands in fresh copies of this clone; minutes of compiling
 	.venv-test/bin/python -P -m pytest -m clone tests/clone -o faulthandler_timeout=0
+
+# Which tests: the arguments of tests/aarch64/run, else those of the kernels.
+test-aarch64:  ## the kernels' tests on AArch64, emulated; root, debootstrap, qemu, a cross compiler; a quarter of an hour
+	PYTHON="$(PYTHON)" tests/aarch64/run
 
 # SHARDCORE_WHEEL names a wheel of this clone that is built already.
 test-pages: .venv-test/ready  ## every page in an environment with only what it says to install; minutes of fetching

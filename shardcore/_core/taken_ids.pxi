@@ -1,7 +1,8 @@
-"""Ids of the caller's, taken: copied, and the copies checked.
+"""Ids of the caller's, taken: each is read once, and what was read is checked and used.
 
 Another thread may write into memory that is the caller's, between a check and its use. So nothing
-here looks at it twice: a block of ids is copied first, and only the copy is checked and used.
+here looks at it twice: a block of ids is copied first, or one id, and only the copy is checked and
+used.
 """
 
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint32_t, uint64_t

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import re
 from pathlib import Path
 
@@ -47,7 +48,9 @@ def test_the_pace_is_that_of_this_processor(pytestconfig: pytest.Config) -> None
 
 @pytest.mark.skipif(not PROCESSORS.exists(), reason="needs Linux, which lists its processors")
 def test_the_family_is_what_the_system_says() -> None:
-    listed = PROCESSORS.read_text()
+    # Another processor that is emulated lists the one that emulates it.
+    x86 = platform.machine().lower() in {"x86_64", "amd64"}
+    listed = PROCESSORS.read_text() if x86 else ""
     family = re.search(r"^cpu family\s*: (\d+)$", listed, re.MULTILINE)
     amd = "AuthenticAMD" in listed and family is not None
     assert cpu.amd_family() == (int(family[1]) if amd and family is not None else 0)
