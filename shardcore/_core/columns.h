@@ -209,7 +209,7 @@ typedef SC_VECTORS(double, 16) sc_few_doubles;
 SC_DEFINE_SUMS(floats, float)
 SC_DEFINE_SUMS(doubles, double)
 
-/* Write the sum of a few rows, of a dim that the compiler knows, a multiple of 16. */
+/* Write the sum of a few rows, of a dim that the compiler knows, a multiple of four. */
 SC_INLINE void sc_sum_few_floats(const float *rows, ptrdiff_t dim, const int32_t *ids, ptrdiff_t count,
                                  float *out) {
     const ptrdiff_t width = dim < SC_WIDE ? dim : SC_WIDE;

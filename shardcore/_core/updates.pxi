@@ -18,7 +18,9 @@ cdef struct Rule:               # how an optimizer updates rows in one step
     Py_ssize_t alone_bytes      # least ones of a row and its slots that are handed to it alone
     bint row_by_row             # whether a table's are: with a gradient where it lies
 
-cdef struct Columns16:          # of a row, as a type: for the compiler to know how many there are
+cdef struct Columns8:           # of a row, as a type: for the compiler to know how many there are
+    char none
+cdef struct Columns16:
     char none
 cdef struct Columns32:
     char none
@@ -30,6 +32,7 @@ cdef struct AnyColumns:
     char none
 
 ctypedef fused columns_t:
+    Columns8
     Columns16
     Columns32
     Columns64
@@ -227,6 +230,8 @@ cdef void update_target(Target* target, Py_ssize_t first, Py_ssize_t last,
     if stored.working == FLOAT64:
         update_in_turn(<float64_t*>stored.table, first, last, target, <float64_t*>values, pointers,
                        <AnyColumns*>NULL)
+    elif stored.dim == 8:
+        update_floats(first, last, target, <float32_t*>values, pointers, <Columns8*>NULL)
     elif stored.dim == 16:
         update_floats(first, last, target, <float32_t*>values, pointers, <Columns16*>NULL)
     elif stored.dim == 32:
@@ -263,7 +268,9 @@ cdef inline void update_in_turn(value_t* table, Py_ssize_t first, Py_ssize_t las
 
 cdef inline Py_ssize_t known(const columns_t* columns, Py_ssize_t dim) noexcept nogil:
     """Return the number of columns: a literal, but of `AnyColumns`, which are `dim`."""
-    if columns_t is Columns16:
+    if columns_t is Columns8:
+        return 8
+    elif columns_t is Columns16:
         return 16
     elif columns_t is Columns32:
         return 32

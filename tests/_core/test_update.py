@@ -39,7 +39,7 @@ from shardcore.threads.team import get_num_threads, set_num_threads
 pytestmark = pytest.mark.usefixtures("instruction_set")
 
 DTYPES = ["float32", "float64", "float16", "bfloat16"]
-DIMS = [1, 2, 15, 16, 17, 32, 48, 63, 64, 65, 80, 128, 129]
+DIMS = [1, 2, 8, 15, 16, 17, 32, 48, 63, 64, 65, 80, 128, 129]
 
 Same = Callable[[Any, Any], None]
 Make = Callable[..., Any]
@@ -560,7 +560,7 @@ def test_rows_one_by_one_are_those_of_the_pure_form(
 @pytest.mark.parametrize("alone_bytes", [NEVER, 1])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("dim", [16, 32, 48, 64, 128])
+@pytest.mark.parametrize("dim", [8, 16, 32, 48, 64, 128])
 def test_runs_of_any_length_in_rows_of_the_dims_that_have_bodies(
     dim: int,
     dtype: str,
@@ -594,7 +594,7 @@ def test_runs_of_any_length_in_rows_of_the_dims_that_have_bodies(
         assert_same(ours[1][name], theirs[1][name])
 
 
-@pytest.mark.parametrize("dim", [16, 32, 48, 64, 128])
+@pytest.mark.parametrize("dim", [8, 16, 32, 48, 64, 128])
 def test_summed_zeros_are_positive_whatever_the_sign_of_the_gradients(dim: int) -> None:
     """As an optimizer's function is promised: -0 minus 0 stays -0, minus -0 it would be 0."""
     batch = runs_of_lengths(np.random.default_rng(dim), [0, 1, 2, 63, 64], 9, True, False)

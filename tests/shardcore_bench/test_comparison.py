@@ -48,7 +48,7 @@ ASKED_OF: Final = {
     "Keras": ("doors",),
     "JAX": ("doors",),
     "FBGEMM": (
-        *("lookup", "dims", "combiner", "short", "step", "form", "criteo", "many"),
+        *("lookup", "dims", "combiner", "short", "step", "widths", "form", "criteo", "many"),
         *("few", "partition", "sizes"),
     ),
     "TensorFlow": ("combiner", "optimizer", "partition", "slices", "variable"),

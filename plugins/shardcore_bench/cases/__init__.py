@@ -13,7 +13,7 @@ from shardcore_bench.cases.lookup import combiners, lookups, other_dims, short_r
 from shardcore_bench.cases.many_tables import criteo, many_small
 from shardcore_bench.cases.serving import serving
 from shardcore_bench.cases.shards import lookups_in_shards, partitions, slices, variables
-from shardcore_bench.cases.step import other_forms, other_optimizers, steps
+from shardcore_bench.cases.step import other_forms, other_optimizers, steps, widths
 from shardcore_bench.workload import Sizes
 
 __all__ = ["GROUPS", "Case", "Point"]
@@ -24,6 +24,7 @@ GROUPS: Final[dict[str, Callable[[Sizes, int], Iterator[Case]]]] = {
     "combiner": combiners,
     "short": short_rows,
     "step": steps,
+    "widths": widths,
     "optimizer": other_optimizers,
     "form": other_forms,
     "criteo": criteo,

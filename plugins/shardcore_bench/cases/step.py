@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -23,7 +24,10 @@ from shardcore_bench.workload import (
     table_rows,
 )
 
-__all__ = ["other_forms", "other_optimizers", "step_case", "steps"]
+__all__ = ["other_forms", "other_optimizers", "step_case", "steps", "widths"]
+
+WIDTHS: Final = (8, 16, 32, 128, 256)
+"""Dims of a step beside that of the workload."""
 
 OTHER: Final = {"Adam": "torch", "FTRL": "TensorFlow", "momentum": "TensorFlow"}
 
@@ -41,6 +45,18 @@ def steps(sizes: Sizes, threads: int) -> Iterator[Case]:
             task = StepTask([rows], [_whole(sizes, distribution)], Update(name))
             goals = {"FBGEMM": goal, **STEP_FLOOR}
             yield step_case(f"step, {name}, {distribution}", task, goals)
+
+
+def widths(sizes: Sizes, threads: int) -> Iterator[Case]:
+    """Yield row-wise Adagrad, for which FBGEMM has fast code, in tables of other dims."""
+    for dim in WIDTHS:
+        of = replace(sizes, dim=dim)
+        rows = table_rows(sizes, dim)
+        for distribution in DISTRIBUTIONS:
+            bags = Bags(0, *bags_of_ids(of, distribution, len(rows)), gradient_of(of))
+            task = StepTask([rows], [bags], Update("RowwiseAdagrad"))
+            name = f"step, RowwiseAdagrad, dim {dim}, {distribution}"
+            yield step_case(name, task, {"FBGEMM": at_least(1)})
 
 
 def other_optimizers(sizes: Sizes, threads: int) -> Iterator[Case]:
