@@ -172,8 +172,7 @@ cdef inline Py_ssize_t locate_by(Way way, const index_t* ids__n, Py_ssize_t n, R
     cdef Spot spot
     cdef int64_t row
     for i in range(n):
-        row = read_once(ids__n + i)
-        if <uint64_t>row >= <uint64_t>rule.rows:
+        if not take_one(ids__n + i, rule.rows, &row):
             local__n[i] = row
             return i
         spot = spot_of(way, row, rule)
@@ -278,8 +277,7 @@ cdef inline Py_ssize_t address_by(Way way, const index_t* ids__n, Py_ssize_t n, 
     cdef Spot spot
     cdef int64_t row
     for i in range(n):
-        row = read_once(ids__n + i)
-        if <uint64_t>row >= <uint64_t>rule.rows:
+        if not take_one(ids__n + i, rule.rows, &row):
             addresses__n[i] = row
             return i
         spot = spot_of(way, row, rule)

@@ -51,9 +51,10 @@ cdef inline Py_ssize_t outside(const index_t* ids__m, Py_ssize_t m, int64_t rows
     return -1
 
 
-cdef inline index_t read_once(const index_t* id) noexcept nogil:
-    """Return an id that the compiler must not read again, where it checks and uses it."""
-    return (<const volatile index_t*>id)[0]
+cdef inline bint take_one(const index_t* id, int64_t rows, int64_t* own) noexcept nogil:
+    """Copy an id, which the compiler must not read again; return whether it lies in [0, rows)."""
+    own[0] = (<const volatile index_t*>id)[0]
+    return <uint64_t>own[0] < <uint64_t>rows
 
 
 cdef inline void copy_block(const index_t* ids__m, Py_ssize_t m, own_t* own__m) noexcept nogil:

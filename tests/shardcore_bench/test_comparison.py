@@ -52,7 +52,7 @@ ASKED_OF: Final = {
         *("few", "partition", "sizes"),
     ),
     "TensorFlow": ("combiner", "optimizer", "partition", "slices", "variable"),
-    "memory": ("lookup", "short", "step", "optimizer"),
+    "memory": ("lookup", "short", "step", "widths", "optimizer"),
 }
 
 UNABLE: Final = {

@@ -56,7 +56,7 @@ def widths(sizes: Sizes, threads: int) -> Iterator[Case]:
             bags = Bags(0, *bags_of_ids(of, distribution, len(rows)), gradient_of(of))
             task = StepTask([rows], [bags], Update("RowwiseAdagrad"))
             name = f"step, RowwiseAdagrad, dim {dim}, {distribution}"
-            yield step_case(name, task, {"FBGEMM": at_least(1)})
+            yield step_case(name, task, {"FBGEMM": at_least(1), **STEP_FLOOR})
 
 
 def other_optimizers(sizes: Sizes, threads: int) -> Iterator[Case]:
